@@ -201,7 +201,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         with open(temporary, "xb") as file:
             file.write(content)
-        put_in_place(temporary, path)
+        sync_and_rename(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         name_file(error, path)
@@ -214,7 +214,7 @@ def remove_leftovers(path: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
+def sync_and_rename(temporary: Path, path: Path) -> None:
     """Flush a file to disk, then give it its name, under which a part is never seen, even after a power failure."""
     with open(temporary, "r+b") as file:
         os.fsync(file.fileno())

@@ -61,7 +61,7 @@ def work_of(way: str, dims: DimsConfig, tokens: int, backward: bool, itemsize: i
 
     Products: projections, causal scores and their sums of values, and for a memory its reads and updates. A backward
     pass has twice the products of the forward pass; those of attention five for its two, because scores are made
-    again. Exponentials: one for each score, made again in the backward pass, and one for each number of sigma(q) and
+    again. Exponentials: one for each score, recomputed in the backward pass, and one for each number of sigma(q) and
     sigma(k). Memory traffic: input, queries, keys, values, attention and output once written and once read, and as
     many reads of the memory, sigma(q) and sigma(k).
 

@@ -16,7 +16,7 @@ from infini.cli.sweep import share, sweep
 from infini.commands import Verb, verbs
 from infini.config.schema import key_of
 from infini.errors import InputError, did_you_mean, lone_surrogate
-from infini.system.process import OUTPUT, as_interrupt, drawing_without_a_screen, robust_streams
+from infini.system.process import OUTPUT, as_interrupt, headless_matplotlib, robust_streams
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = verbs().get(arguments[0]) if arguments else None
     # Work continues when nobody reads its output any more; a command that only prints stops.
-    with robust_streams(patient=verb is not None and not verb.needs_reader) as finish, drawing_without_a_screen():
+    with robust_streams(patient=verb is not None and not verb.needs_reader) as finish, headless_matplotlib():
         try:
             # Schedulers send this signal before they kill.
             with as_interrupt("SIGTERM"):

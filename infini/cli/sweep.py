@@ -159,9 +159,9 @@ def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
             with suppress(FileNotFoundError):
                 finished = mark.read_text(encoding="utf-8").split()
         if finished:
-            from infini.runs.common import still_stands
+            from infini.runs.common import is_up_to_date
 
-            if all(still_stands(job, run_id) for run_id in finished):
+            if all(is_up_to_date(job, run_id) for run_id in finished):
                 print(f"{command}: done before", flush=True)
                 return 0
         print(command, flush=True)

@@ -403,13 +403,13 @@ class WandbConfig(LoggerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = bool(self.project) and not set(self.project) & set(_NOT_IN_PROJECTS)
-        require(named, "logger.project", self.project, f"must be a name without {' '.join(_NOT_IN_PROJECTS)}")
+        named = bool(self.project) and not set(self.project) & set(_FORBIDDEN_IN_PROJECT)
+        require(named, "logger.project", self.project, f"must be a name without {' '.join(_FORBIDDEN_IN_PROJECT)}")
         for tag in self.tags:
             require(1 <= len(tag) <= 64, "logger.tags", tag, "must have 1 to 64 characters")
 
 
-_NOT_IN_PROJECTS = "/\\#?%:"
+_FORBIDDEN_IN_PROJECT = "/\\#?%:"
 """Characters that a project of Weights & Biases cannot have."""
 
 

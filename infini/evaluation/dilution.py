@@ -1,4 +1,4 @@
-"""How long a context may grow until what a head looks for is drowned: the half-dilution length.
+"""The half-dilution length: how long a context may grow before filler outweighs what a head looks for.
 
 A memory's read divides by sigma(q) z with z the sum of sigma(k) over all tokens written (Eq. 3), so what is looked for
 has a share of it, and every other token has one too. The half-dilution length of a head is the number of ordinary
@@ -16,7 +16,7 @@ from infini.nn.ops.memory import sigma
 from infini.nn.protocols import optional, recorded
 
 TOKENS_PER_CALL = 8192
-"""All queries and keys of so many tokens are held at once, but of one row at least."""
+"""Maximum tokens whose queries and keys are held at once, but at least one row."""
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from infini.nn.ops.cross_entropy import token_nll
 from infini.nn.state import State, is_memory, leaves, map_state, select_rows
 
 LOSS_CHUNK = 2048
-LONGEST_WORDS = 100
+MAX_BYTES_PER_WORD = 100
 """Average bytes per word above which white space is assumed to separate sentences, as in Chinese, so that there is no
 word perplexity. Languages that separate words have 5 to 30."""
 Advance = Callable[[int], None]
@@ -318,7 +318,7 @@ def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dic
     """Perplexity = exp(total NLL / total tokens) over the split, word perplexity, and bits per byte.
 
     n_words, n_bytes: of the scored text. A missing measure is None, with a note: for a text without tokens, words or
-    bytes, for one whose white space does not separate words (see LONGEST_WORDS), or where a number is not finite.
+    bytes, for one whose white space does not separate words (see MAX_BYTES_PER_WORD), or where a number is not finite.
     """
     nll, tokens = float(streamed.nll.sum()), int(streamed.tokens.sum())
     words, size = int(n_words.sum()), int(n_bytes.sum())
@@ -328,7 +328,7 @@ def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dic
         found = {"value": value if finite else None, "n": n, "unit": unit, "higher_is_better": False}
         return found if finite else found | {"note": why_none if n == 0 or math.isfinite(nll) else not_finite}
 
-    of_words = words > 0 and size <= LONGEST_WORDS * words
+    of_words = words > 0 and size <= MAX_BYTES_PER_WORD * words
     no_tokens, too_large = "no token was scored", "too large for a floating-point number"
     not_finite = "the loss of a token is not a finite number"
     no_words = f"white space separates no words here: {words:,} in {size:,} bytes"

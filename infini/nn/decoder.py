@@ -257,7 +257,8 @@ class DecoderConfig:
     def decoder(
         self, dims: Dimensions, vocab_size: int, kind: type[LocalAttention], window_segments: int = 1
     ) -> Decoder:
-        """A decoder with these options and this kind of attention, over windows of so many segments, in every layer."""
+        """A decoder with these options and this kind of attention, over windows of window_segments
+        segments, in every layer."""
         left_out = {*DecoderConfig.__dataclass_fields__, "window_segments"}
         own = {name: value for name, value in vars(self).items() if name not in left_out}
         own |= attention_sizes(dims) | {"segment_length": dims.segment_length * window_segments}

@@ -67,7 +67,7 @@ def encode(
     advance: Callable[[int], None] = lambda tokens: None,
     attention_mask: Tensor | None = None,
 ) -> Tensor:
-    """Encoder states [B, S, D] of an input of any length, each from the window that keeps it; 0 behind a row's end.
+    """Encoder states [B, S, D] of an input of any length, each from the window that keeps it; 0 after a row's end.
 
     encoder: of a transformers model. global_first: whether the first token of every window has global attention (LED).
     advance: called with the number of new states after each window. attention_mask: [B, S], 0 at padding.

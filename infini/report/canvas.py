@@ -20,8 +20,8 @@ import numpy as np
 
 from infini.config.lengths import format_length
 from infini.records import write_atomically
-from infini.report.palette import GROUND, QUIET, ink
-from infini.system.process import drawing_without_a_screen
+from infini.report.palette import HEATMAP_TOP, MUTED, ink
+from infini.system.process import headless_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "grid.color": "0.92",
     "grid.linewidth": 0.6,
-    "axes.edgecolor": QUIET,
+    "axes.edgecolor": MUTED,
 }
 _LABEL_SIZE, _LABEL_WIDTH = 8, 28
 """Points, and characters."""
@@ -63,7 +63,7 @@ _LEADER = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.7, "shrinkA": 0, "shr
 @contextmanager
 def new_figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
     """A figure of this size in inches, drawn and saved inside the context, which sets the style. options: of Figure."""
-    with drawing_without_a_screen():
+    with headless_matplotlib():
         import matplotlib
         from matplotlib.figure import Figure
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
@@ -107,7 +107,7 @@ def entitle(axes: Axes, finding: str, detail: str, above: float = 6.0) -> None:
         "va": "bottom",
         "linespacing": 1.25,
     }
-    axes.annotate(lower, xytext=(0, above), fontsize=8, color=QUIET, **at)
+    axes.annotate(lower, xytext=(0, above), fontsize=8, color=MUTED, **at)
     higher = above + 4 + 8 * 1.3 * (lower.count("\n") + 1)
     axes.annotate(upper, xytext=(0, higher), fontsize=10, fontweight="bold", **at)
 
@@ -124,7 +124,7 @@ def heatmap(axes: Axes, grid: np.ndarray, top: float) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     axes.grid(False)
-    colours = LinearSegmentedColormap.from_list("infini", ["#FFFFFF", GROUND])
+    colours = LinearSegmentedColormap.from_list("infini", ["#FFFFFF", HEATMAP_TOP])
     return axes.imshow(grid, cmap=colours, vmin=0.0, vmax=top, aspect="auto")
 
 

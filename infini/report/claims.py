@@ -305,7 +305,7 @@ def _overall(claim: Claim, evidence: Evidence | None) -> Measured:
 
 
 @dataclass(frozen=True)
-class _Share:
+class _CellAccuracy:
     """The accuracy of a cell by seed, the prompts of all seeds, and the side on which the accuracy should be."""
 
     accuracy: list[float]
@@ -314,7 +314,7 @@ class _Share:
     above: bool
 
     def p_values(self, times: float = 1.0, n_seeds: int | None = None) -> PValues:
-        """As it is, or as it would be with so many times the prompts of each seed, and so many seeds."""
+        """As measured, or as expected with `times` as many prompts per seed and n_seeds seeds."""
         trials = effective_trials(self.accuracy, self.asked, times, n_seeds)
         p, q = proportion_p(statistics.fmean(self.accuracy) * trials, trials, self.expected)
         return (p, q) if self.above else (q, p)
@@ -334,7 +334,7 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     cells = chosen_cells(report, fixed or counting)
     texts: list[str] = []
     used: dict[str, None] = {}
-    shares: list[_Share] = []
+    shares: list[_CellAccuracy] = []
     seeds: list[set[int]] = []
     examples: set[int] = set()
     not_asked: dict[str, int] = {}
@@ -354,7 +354,7 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         for depth, found in by_depth.items():
             accuracy = [float(cell["token_accuracy"]) for _, cell in found.values()]
             asked = [int(cell["examples"]) for _, cell in found.values()]
-            shares.append(_Share(accuracy, sum(asked), *_expected(claim, beside.get(depth), depth)))
+            shares.append(_CellAccuracy(accuracy, sum(asked), *_expected(claim, beside.get(depth), depth)))
             means.append(percent(100 * statistics.fmean(accuracy)))
             used |= {run.run_id: None for run, _ in found.values()}
             seeds.append(set(found))

@@ -139,7 +139,7 @@ def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], u
     if zero is not None and found is not None:
         against = report.models.get(zero, zero)
         if (p := found.adjusted_p) is None:
-            return f"{lowest}; {_one(found)}, so not tested for significance"
+            return f"{lowest}; {_too_few(found)}, so not tested for significance"
         shown = f"p {'' if p < 0.0001 else '= '}{p_value(p)}"
         if found.n_seeds < 2:
             return f"{lowest}; {shown} against {against}, over documents of one seed"
@@ -148,12 +148,12 @@ def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], u
     above = [of for row, of in differences.items() if row in points and of and report.baseline_of(row) == best]
     tested = [of for of in above if of.adjusted_p is not None and of.n_seeds > 1]
     if not tested:
-        return f"{lowest}; {_one(above[0])}, so not tested for significance" if above else lowest
+        return f"{lowest}; {_too_few(above[0])}, so not tested for significance" if above else lowest
     significant = sum((of.adjusted_p or 0.0) <= 1 - LEVEL and of.mean > 0 for of in tested)
     return f"{lowest}; significantly below {significant} of the {len(tested)} rows compared with it"
 
 
-def _one(effect: Effect) -> str:
+def _too_few(effect: Effect) -> str:
     """Of what there are too few for a test."""
     return "one seed" if effect.n_seeds < 2 else "one document"
 

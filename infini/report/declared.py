@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GROUPS = ("dims", "recipe", "optimizer", "model", "task", "scale")
 NOT_COMPARED = {"dims.name", "recipe.name", "scale.name"} | IRRELEVANT_SETTINGS | NOT_LEARNED
 """Names add nothing to the values, irrelevant settings change no result, and keys of evaluations no training."""
-OF_THE_HUB = {"task.hub_id", "scale.hub_train_documents"}
+HUB_KEYS = {"task.hub_id", "scale.hub_train_documents"}
 """What only trainings on data of the hub read."""
 MAX_NAMED = 4
 """Differences of a row that a note lists."""
@@ -110,14 +110,14 @@ def find_mismatches(
     """
     scale = runs[0].scale
     wanted = expected(report, row, scale, declared_at(trained_on or report.task, scale))
-    found = {run.run_id: mismatches(_as_far_as_known(run, known), wanted) if run.parent else [] for run in runs}
+    found = {run.run_id: mismatches(_known_config(run, known), wanted) if run.parent else [] for run in runs}
     for run in runs:
         if known.learned_synthetic_text(run) and not run.synthetic:
             found[run.run_id].append("trained on made-up text")
     return {run_id: ways for run_id, ways in found.items() if ways}
 
 
-def _as_far_as_known(run: RunRecord, known: Selection) -> dict[str, Any]:
+def _known_config(run: RunRecord, known: Selection) -> dict[str, Any]:
     """The configuration of the training of a run, without what had no effect or is not known."""
     training, config = known.training(run), dict(known.training_config(run))
     if training is None:
@@ -126,7 +126,7 @@ def _as_far_as_known(run: RunRecord, known: Selection) -> dict[str, Any]:
     if training.data.get("source") != "hub":
         for group in ("task", "scale"):
             values = config.get(group) or {}
-            config[group] = {key: value for key, value in values.items() if f"{group}.{key}" not in OF_THE_HUB}
+            config[group] = {key: value for key, value in values.items() if f"{group}.{key}" not in HUB_KEYS}
     return config
 
 

@@ -25,7 +25,7 @@ from infini.report.canvas import (
     save,
     token_axis,
 )
-from infini.report.palette import QUIET, Look, drawn_as, ink, looks
+from infini.report.palette import MUTED, Look, drawn_as, ink, looks
 from infini.report.selection import Selection
 from infini.report.stats import BY_POSITION, gap
 from infini.report.tables import counted
@@ -34,17 +34,17 @@ from infini.report.text_report import Report
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_TOGETHER = 2
-"""Curves with bands that one panel holds."""
+MAX_GAPS_PER_PANEL = 2
+"""Maximum number of curves with bands in one panel."""
 PANEL_TITLE = 25
 """Characters of a line of a panel's title."""
-POINTS = 60
+CURVE_POINTS = 60
 """Number of means that a training curve is drawn with."""
-SPREAD = 5
+OUTLIER_RATIO = 5
 """The axis of gaps is logarithmic on both sides of 0 if the largest gap of one row exceeds this many times that of
 every other row, of which there are two or more."""
-CURVES_TOGETHER = 10
-"""Rows of training curves that one panel holds. More have a panel for each model."""
+MAX_CURVES_PER_PANEL = 10
+"""Maximum number of training curves in one panel. With more, each model has its own panel."""
 
 
 def gate_heatmaps(
@@ -119,7 +119,7 @@ def gap_by_position(
 
     Positions are grouped into bins; each but the last ends at about twice its start. Places in the segment (BY_PLACE)
     have narrower bins. A point is the mean over documents and seeds, paired by both. The band is the 95 % interval,
-    clustered by both. Positions that are almost all one document's are left out. More than MOST_TOGETHER rows
+    clustered by both. Positions that are almost all one document's are left out. More than MAX_GAPS_PER_PANEL rows
     have a panel each, in which the means of the others are pale.
 
     rows: row -> evaluation runs; those with the series count. baseline: the row at 0. titles: row -> its title. corpus:
@@ -136,7 +136,7 @@ def gap_by_position(
         raise InputError(f"no runs with losses by {what} of {baseline!r} and of another row with the same seed")
     named = {row: (titles or {}).get(row, row) for row in rows}
     look = looks({row: (models or {}).get(row, row) for row in rows})
-    together = len(curves) <= MOST_TOGETHER
+    together = len(curves) <= MAX_GAPS_PER_PANEL
     columns = 1 if together else min(4, math.ceil(len(curves) / 2))
     n_rows = 1 if together else math.ceil(len(curves) / columns)
     lines = max(textwrap.fill(named[row], PANEL_TITLE).count("\n") + 1 for row in curves)
@@ -163,7 +163,7 @@ def gap_by_position(
         # The bands of few documents would leave no room for the means.
         means = np.concatenate([[0.0], *(mean for _, mean, _ in shown.values())])
         peaks = sorted(float(np.abs(mean).max()) for _, mean, _ in shown.values())
-        spread = len(peaks) > 2 and peaks[-2] * SPREAD < peaks[-1]
+        spread = len(peaks) > 2 and peaks[-2] * OUTLIER_RATIO < peaks[-1]
         if spread:
             # On a linear axis the other rows would look flat. It is linear up to the smallest peak above 0.
             panels[0].set_yscale("symlog", linthresh=next(peak for peak in peaks if peak > 0), linscale=1.0)
@@ -197,7 +197,7 @@ def gap_by_position(
 
 def _draw_gap(axes: Axes, shown: Mapping[str, Any], look: Mapping[str, Look], rows: Sequence[str]) -> None:
     """Curves of `rows` with their bands, before the pale means of the others."""
-    axes.axhline(0.0, color=QUIET, linewidth=0.8)
+    axes.axhline(0.0, color=MUTED, linewidth=0.8)
     for row, (position, mean, _) in shown.items():
         if row not in rows:
             axes.plot(position, mean, color="0.85", linewidth=0.8, zorder=1)
@@ -257,7 +257,7 @@ def training_curves(
     trained: Mapping[str, Sequence[RunRecord]], titles: Mapping[str, str], path: Path, what: str
 ) -> list[Path]:
     """Draw the training loss of all rows against the optimizer step, the mean over their trainings, with the row's name
-    at the line's end. More than CURVES_TOGETHER rows have a panel for each model.
+    at the line's end. More than MAX_CURVES_PER_PANEL rows have a panel for each model.
 
     Each point is the mean of a sixtieth of the steps. A stroke across a line marks the end of a stage of the
     curriculum. trained: row -> its training runs, which have the series `loss_curve`. titles: row -> its title. what:
@@ -266,7 +266,7 @@ def training_curves(
     models = {row: drawn_as(runs[0]) for row, runs in trained.items()}
     look = looks(models)
     groups = [[row for row in trained if models[row] == model] for model in dict.fromkeys(models.values())]
-    if len(trained) <= CURVES_TOGETHER:
+    if len(trained) <= MAX_CURVES_PER_PANEL:
         groups = [list(trained)]
     curves = {row: _mean_curve(runs) for row, runs in trained.items()}
     with new_figure(5.6, 3.2 * len(groups)) as figure:
@@ -311,8 +311,8 @@ def _scale_losses(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -
 
 
 def smoothed(curve: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and losses of a curve of [step, loss], averaged over at most POINTS equal parts of it."""
-    parts = np.array_split(np.asarray(curve, dtype=np.float64), min(POINTS, len(curve)))
+    """Steps and losses of a curve of [step, loss], averaged over at most CURVE_POINTS equal parts of it."""
+    parts = np.array_split(np.asarray(curve, dtype=np.float64), min(CURVE_POINTS, len(curve)))
     step, loss = np.array([part.mean(0) for part in parts]).T
     return step, loss
 

@@ -64,7 +64,7 @@ def effective_trials(shares: Sequence[float], trials: float, times: float = 1.0,
     differ, for example if all answers are right, it is `trials`, and the interval does not cover seeds that would fail:
     if one training in five answers half of the prompts, it covers 48 in 100 with three seeds and 67 with five.
 
-    times, n_seeds: what it would be with so many times the prompts of each seed, and with so many seeds. More prompts
+    times, n_seeds: for the number expected with `times` as many prompts per seed, and with n_seeds seeds. More prompts
     reduce only what chance adds to the variance between seeds.
     """
     n = len(shares)
@@ -81,8 +81,8 @@ def effective_trials(shares: Sequence[float], trials: float, times: float = 1.0,
     return min(most, mean * (1 - mean) / of_mean * few**2)
 
 
-FEWEST = 1.5
-"""Effective number of documents of which a mean has an error. Below it one document has nearly all tokens."""
+MIN_EFFECTIVE_DOCUMENTS = 1.5
+"""Minimum effective number of documents for which a mean has an error. Below it one document has nearly all tokens."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Estimate:
 
     mean: float
     se: float
-    """Standard error; NaN with an effective number of documents below FEWEST."""
+    """Standard error; NaN with an effective number of documents below MIN_EFFECTIVE_DOCUMENTS."""
     df: float
     """Degrees of freedom of Student's t: one less than the smaller effective number of clusters; 0 without an error."""
     n_documents: int
@@ -182,7 +182,7 @@ def two_way(
     mean, of_documents, effective = clustered(differences, weights, documents)
     _, of_seeds, effective_seeds = clustered(differences, weights, seeds)
     n_documents, n_seeds = len(set(documents)), len(set(seeds))
-    if effective < FEWEST:
+    if effective < MIN_EFFECTIVE_DOCUMENTS:
         return Estimate(mean, math.nan, 0, n_documents, effective, n_seeds)
     if n_seeds < 2:
         return Estimate(mean, math.sqrt(of_documents), effective - 1, n_documents, effective, n_seeds)

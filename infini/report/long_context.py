@@ -12,7 +12,7 @@ from infini.records import RunRecord
 from infini.report.intervals import effective_trials, proportion_interval
 from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
 from infini.report.passkey import percent
-from infini.report.selection import Drawings, RowsByMisfits, Selection, cells_with_most, differences, select_sources
+from infini.report.selection import Drawings, RowMatchingReport, Selection, cells_with_most, differences, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -47,7 +47,7 @@ class LongContextRow:
 
 
 @dataclass(frozen=True)
-class LongContextReport(RowsByMisfits):
+class LongContextReport(RowMatchingReport):
     """A table of `task=long_context`, as `conf/report/long_context.yaml` declares it."""
 
     sign = "subtasks"
@@ -66,7 +66,7 @@ class LongContextReport(RowsByMisfits):
         parse_lengths(self.lengths, "report.lengths")
         self.check_rows()
 
-    def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
+    def row_mismatches(self, name: str, run: RunRecord, known: Selection) -> list[str]:
         row, training = self.rows[name], known.training(run)
         # Without the training's record it is unknown what the model learned.
         if (training is None) != (run.parent is None):
@@ -93,7 +93,7 @@ class LongContextReport(RowsByMisfits):
         measured = {cell[0] for found in sources.values() for run in found.all_runs for cell in self.cells_of(run)}
         tables: list[Table] = []
         for name, asks in self.subtasks.items():
-            # A subtask that nobody asked yet has no tables, unless there would be none at all.
+            # A subtask without a run has no tables, unless there would be none at all.
             if name not in measured and (measured or tables):
                 continue
             for text, of_cell in (

@@ -31,11 +31,11 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "primera": ("#661100", ">", "PRIMERA"),
 }
 """Model -> its colour and marker, and its name in figures of measurements, whose rows no report names."""
-OTHERS = (("#CC79A7", "d"), ("#117733", "H"), ("#AA3377", "8"), ("#666633", "<"), ("#4477AA", ">"))
-"""Of models that are not listed."""
-QUIET = "0.45"
+UNLISTED = (("#CC79A7", "d"), ("#117733", "H"), ("#AA3377", "8"), ("#666633", "<"), ("#4477AA", ">"))
+"""Colours and markers of models that are not listed."""
+MUTED = "0.45"
 """Colour of what is not data: captions, baselines and marks."""
-GROUND = "#0072B2"
+HEATMAP_TOP = "#0072B2"
 """Colour of the highest value of a heatmap; the lowest is white."""
 LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (9, 3)))
 FILLS: tuple[FillStyleType, ...] = ("full", "none", "left", "top", "right", "bottom")
@@ -67,7 +67,7 @@ class Look:
 
 def look_of(model: str, variant: int = 0) -> Look:
     """The look of a model. Its variants (1, 2, ...) have its marker, and tints of its colour."""
-    colour, marker, *_ = MODELS.get(model) or OTHERS[zlib.crc32(model.encode()) % len(OTHERS)]
+    colour, marker, *_ = MODELS.get(model) or UNLISTED[zlib.crc32(model.encode()) % len(UNLISTED)]
     rounds, place = divmod(variant, len(FILLS))
     # There are as many lines as fillings, and the tint moves on after a round of them: eighteen variants differ, as
     # lines without markers and as markers without lines.

@@ -22,7 +22,7 @@ from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
-from infini.report.selection import Drawings, RowsByMisfits, Selection, cells_with_most, differences, select_sources
+from infini.report.selection import Drawings, RowMatchingReport, Selection, cells_with_most, differences, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -127,7 +127,7 @@ def declared_options(row: PasskeyRow, config: Mapping[str, Any]) -> dict[str, An
 
 
 @dataclass(frozen=True)
-class PasskeyReport(RowsByMisfits):
+class PasskeyReport(RowMatchingReport):
     """Table 3, as `conf/report/table3_passkey.yaml` declares it."""
 
     sign = "rows"
@@ -162,14 +162,14 @@ class PasskeyReport(RowsByMisfits):
                 seen.append(row.start)
                 row = self.rows[row.start]
 
-    def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
+    def row_mismatches(self, name: str, run: RunRecord, known: Selection) -> list[str]:
         row, training, trained = self.rows[name], known.training_config(run), known.training(run)
         if run.parent is None:
             found = differences({"model": run.model}, {"model": row.model})
             found += ["the row is trained, it is not"] if row.start or row.recipe else []
             found += differences(run.config, declared_options(row, run.config))
         else:
-            found = self._misfits_of_training(name, run.model, training, run.scale, known)
+            found = self._training_mismatches(name, run.model, training, run.scale, known)
         # No row is asked with another segment length than its training's, or stops before the last training stage.
         learned = value_at(training, "dims.segment_length")
         found += differences(run.config, {"dims.segment_length": learned}, "its training")
@@ -185,10 +185,10 @@ class PasskeyReport(RowsByMisfits):
             found.append(f"its training had inputs of {longest} tokens, the paper's at most {PAPER_LONGEST}")
         return found
 
-    def _misfits_of_training(
+    def _training_mismatches(
         self, name: str, model: str, training: Mapping[str, Any], scale: str, known: Selection
     ) -> list[str]:
-        """What keeps a training with the configuration `training` from being the one that a row declares."""
+        """Reasons why a training with the configuration `training` is not the one that a row declares."""
         row, recipe = self.rows[name], training.get("recipe", {})
         usual = f"{row.start}_{scale}" if row.start else ""
         shown = {
@@ -220,7 +220,7 @@ class PasskeyReport(RowsByMisfits):
             return set()
         if before.task != self.task:
             return {before.task}
-        fits = partial(self._misfits_of_training, model=before.model, training=before.config, scale=scale, known=known)
+        fits = partial(self._training_mismatches, model=before.model, training=before.config, scale=scale, known=known)
         return {name for name in self.rows if not fits(name)}
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:

@@ -16,7 +16,7 @@ from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, heatmap, in_cell, label_ends, label_sides, new_figure, save
 from infini.report.kind import values_of
-from infini.report.palette import QUIET, look_of, looks
+from infini.report.palette import MUTED, look_of, looks
 from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, is_local, percent
 from infini.report.selection import Selection
 from infini.report.tables import counted
@@ -143,8 +143,8 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
                         continue
                     values = list(known.values())
                     style = {"linestyle": line_style, "marker": marker, "markerfacecolor": "white", "markersize": size}
-                    axes.plot(list(known), values, color=QUIET, linewidth=1.0, clip_on=False, **style)
-                    ends.append(Label(list(known)[-1], values[-1], f"paper: {title}", QUIET))
+                    axes.plot(list(known), values, color=MUTED, linewidth=1.0, clip_on=False, **style)
+                    ends.append(Label(list(known)[-1], values[-1], f"paper: {title}", MUTED))
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(lengths, [format_length(n) for n in lengths], fontsize=7)
                 axes.set_ylim(0, 104)
@@ -224,8 +224,8 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_ylim(0, 104)
-        axes.axhline(10, color=QUIET, linewidth=0.8)
-        axes.annotate("chance", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=QUIET)
+        axes.axhline(10, color=MUTED, linewidth=0.8)
+        axes.annotate("chance", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=MUTED)
         axes.set_xlabel("memory updates: length over segment length")
         axes.set_ylabel("tokens of the key right (per cent)")
         label_ends(axes, ends)

@@ -227,17 +227,17 @@ class RowsOfOneTask(RunReport, ABC):
         return [name for name in runnable if "all" in self.wanted or name in self.wanted]
 
 
-class RowsByMisfits(RowsOfOneTask):
-    """Rows that say of an evaluation what keeps it out of them."""
+class RowMatchingReport(RowsOfOneTask):
+    """A report whose rows say why an evaluation does not belong to them."""
 
     @abstractmethod
-    def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
-        """What keeps an evaluation of this task out of a row, a phrase each; empty if it belongs to the row."""
+    def row_mismatches(self, name: str, run: RunRecord, known: Selection) -> list[str]:
+        """Reasons why an evaluation of this task does not belong to a row, one phrase each; empty if it does."""
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or not self.cells_of(run):
             return None
-        return next((name for name in self.by_name if not self.misfits(name, run, known)), None)
+        return next((name for name in self.by_name if not self.row_mismatches(name, run, known)), None)
 
     def left_out(self, scale: str, records: Iterable[RunRecord], selection: Selection | None) -> list[str]:
         """A note on the evaluations of this task and scale that fill no cell, if there are any, and why the last does
@@ -251,14 +251,14 @@ class RowsByMisfits(RowsOfOneTask):
             return []
         last = others[-1]
         of_model = [name for name, row in self.by_name.items() if row.model == last.model]
-        misfits = {name: self.misfits(name, last, selection) for name in of_model}
-        nearest = min(misfits, key=lambda name: len(misfits[name]), default=None)
+        row_mismatches = {name: self.row_mismatches(name, last, selection) for name in of_model}
+        nearest = min(row_mismatches, key=lambda name: len(row_mismatches[name]), default=None)
         if not self.cells_of(last):
             why = "it measures nothing that this table has a cell for"
         elif nearest is None:
             why = f"no row has model={last.model}"
-        elif misfits[nearest]:
-            why = f"it is not {self.titles[nearest]!r}: {'; '.join(misfits[nearest])}"
+        elif row_mismatches[nearest]:
+            why = f"it is not {self.titles[nearest]!r}: {'; '.join(row_mismatches[nearest])}"
         else:
             why = f"another run fills the row {self.titles[nearest]!r}"
         return [f"yours: {counted(len(others), 'evaluation')} without a cell here; the last is {last.run_id}: {why}"]
@@ -324,7 +324,7 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
     rows = {record.run_id: report.row_of(record, selection) for record in candidates}
     candidates = [record for record in candidates if rows[record.run_id] is not None]
     if report.one_corpus:
-        candidates = _real(candidates)
+        candidates = _without_synthetic(candidates)
         what = f"{report.name} at scale {scale}: different data in one table"
         try:
             candidates = _agreeing(candidates, _corpus, report, what)
@@ -334,7 +334,7 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
             present = {rows[record.run_id] for record in candidates}
             return replace(selection, disputed={name: str(error) for name in report.titles if name in present})
     for name in report.titles:
-        runs = _real([record for record in candidates if rows[record.run_id] == name])
+        runs = _without_synthetic([record for record in candidates if rows[record.run_id] == name])
         if not runs:
             continue
         try:
@@ -375,7 +375,7 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
         selection.mismatches[name] = list(found)
 
 
-def _real(runs: list[RunRecord]) -> list[RunRecord]:
+def _without_synthetic(runs: list[RunRecord]) -> list[RunRecord]:
     """The runs on real text, or all if there are none."""
     return [run for run in runs if not run.synthetic] or runs
 
@@ -393,7 +393,7 @@ def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRe
                 chosen.append(run if left == cells else report.limit_to_cells(run, left))
             continue
         rivals = [other for other in chosen if report.cells_of(other) & report.cells_of(run)]
-        if rivals and not all(_made_again(run, rival) for rival in rivals):
+        if rivals and not all(_is_repeated_by(run, rival) for rival in rivals):
             raise DisputedError(
                 f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}",
                 f"choose with {' or '.join(f'report.aggregate={name}' for name in report.choices)}",
@@ -403,7 +403,7 @@ def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRe
     return chosen[::-1]
 
 
-def _made_again(run: RunRecord, later: RunRecord) -> bool:
+def _is_repeated_by(run: RunRecord, later: RunRecord) -> bool:
     """Whether a later run repeats this evaluation with the same outcome, so that either can be taken."""
     ours, theirs = ((one.parent, one.config_hash, one.results, one.series) for one in (run, later))
     if (run.parent is None and "base" not in run.environment) or ours != theirs:

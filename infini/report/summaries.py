@@ -41,7 +41,7 @@ from infini.report.tables import (
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
 """Metric -> heading."""
-BESIDE = ("Books", "Tokens read")
+COUNT_COLUMNS = ("Books", "Tokens read")
 """Columns before the metrics of one length: number of books, and mean number of tokens that are read of a book."""
 
 
@@ -130,11 +130,11 @@ class SummaryReport(RowsOfOneTask):
     def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
         found = find_mismatches(self, row, runs, known)
         for run in runs:
-            if asked := self._asked_otherwise(run, row):
+            if asked := self._evaluation_mismatches(run, row):
                 found[run.run_id] = [*found.get(run.run_id, ()), *asked]
         return found
 
-    def _asked_otherwise(self, run: RunRecord, row: str) -> list[str]:
+    def _evaluation_mismatches(self, run: RunRecord, row: str) -> list[str]:
         """How an evaluation differs from what its row declares: "task.reference_words 50 instead of 640"."""
         declared = declared_at(self.task, run.scale)
         if self.systems[row].model not in groups()["model"]:
@@ -174,11 +174,11 @@ class SummaryReport(RowsOfOneTask):
                 ],
             }
         else:
-            columns = [*BESIDE, *COLUMNS.values()]
+            columns = [*COUNT_COLUMNS, *COLUMNS.values()]
             for name, row in self.systems.items():
                 if row.paper:
                     by_metric = dict(zip((*METRICS, "overall"), row.paper, strict=True))
-                    beside = [MISSING] * len(BESIDE)
+                    beside = [MISSING] * len(COUNT_COLUMNS)
                     paper[name] = [*beside, *(quoted(by_metric.get(metric)) for metric in COLUMNS)]
             cells_of = {
                 "ROUGE, F-measure in per cent": lambda runs, source: [
@@ -249,10 +249,10 @@ def _types(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
 
 
 def _counts(runs: Iterable[RunRecord], length: int, source: str) -> list[Cell]:
-    """The columns of BESIDE."""
+    """The columns of COUNT_COLUMNS."""
     found = cells_at(runs, length)
     if not found:
-        return [MISSING] * len(BESIDE)
+        return [MISSING] * len(COUNT_COLUMNS)
     of_runs = len(found), [run.run_id for run, _ in found]
     books = len(found[0][1]["books"])
     read = [book.get("tokens_read") for _, cell in found for book in cell["books"]]

@@ -326,7 +326,7 @@ def commit_of(run: RunRecord) -> str:
     several = run.environment.get("git_revisions") or ()
     if len(several) > 1:
         both = " and ".join((revision or "unknown")[:12] for revision in several)
-        return f"{both}, begun at one and ended at another"
+        return f"{both}, started at one and ended at another"
     revision = run.environment.get("git_revision")
     if revision is None:
         return "unknown"

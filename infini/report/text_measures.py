@@ -50,7 +50,7 @@ def _nll(run: RunRecord) -> float:
 
 
 def _sizes(run: RunRecord, counts: Counts) -> tuple[int, int] | None:
-    """Words and bytes of all documents; None if the run counted them itself, or if nobody did."""
+    """Words and bytes of all documents; None if the run counted them itself, or if no run did."""
     keys = [_key(run, document) for document in run.documents]
     if not any(map(_estimated, run.documents)) or not counts.keys() >= set(keys):
         return None

@@ -341,7 +341,7 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tupl
             for source, selection in sources.items():
                 runs = selection.runs.get(model, ())
                 cell = over_seeds(runs, lambda run: run.metric("perplexity"), ".2f", source)
-                lost = {run.seed for run in runs if _was_lost(run)}
+                lost = {run.seed for run in runs if _is_not_finite(run)}
                 shown = f"{cell.text}, {in_words(len(lost), 'seed')} not finite" if lost else cell.text
                 text = DISPUTED if model in selection.disputed else marked(shown, selection, model)
                 if source == "yours" and runs and _other_data(sources):
@@ -356,7 +356,7 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tupl
     return Table("Perplexity per token", tuple(columns), kept), [row.title for row in empty]
 
 
-def _was_lost(run: RunRecord) -> bool:
+def _is_not_finite(run: RunRecord) -> bool:
     """Whether tokens were scored, and the perplexity is not finite."""
     entry = run.results.get("perplexity", {"n": 0})
     return bool(entry["n"]) and entry["value"] is None

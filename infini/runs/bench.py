@@ -159,7 +159,7 @@ def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
             base = start_peak(device, "suite.stream_tokens", "0")
             for _ in range(long // short):
                 for length in (short, long):
-                    # Every short text starts anew, and its state is gone before the long text goes on.
+                    # Every short text starts from an empty state, which is freed before the long text continues.
                     states.pop(short, None)
                     reset_peak_memory(device)
                     rate, states[length] = _stream(cfg, model, call, short, states.get(length), generator, device)

@@ -362,9 +362,9 @@ def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
-def still_stands(cfg: Config, run_id: str) -> bool:
-    """Whether a run of `cfg` need not be repeated: its record is there, a training's model too, and the texts that it
-    read are what they were."""
+def is_up_to_date(cfg: Config, run_id: str) -> bool:
+    """Whether a run of `cfg` need not be repeated: its record exists, for a training its model, too, and the texts that
+    it read are unchanged."""
     try:
         run = records.read_record(records.record_path(cfg.results_dir, run_id))
         if run.verb == "train" and not checkpoint_folder(cfg.results_dir, run_id).is_dir():

@@ -56,7 +56,7 @@ def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
     each = [
         run.cost["wall_seconds"] / run.config["recipe"]["steps"]
         for run in known
-        if run.verb == "train" and run.diverged is None and _alike(cfg, run) and not run.cost.get("resumed")
+        if run.verb == "train" and run.diverged is None and _is_same_work(cfg, run) and not run.cost.get("resumed")
     ]
     return min(each) * cfg.recipe.steps if each else None
 
@@ -71,7 +71,7 @@ def evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
         for run in known
         if run.verb == "eval"
         and run.task == cfg.task.name
-        and _alike(cfg, run)
+        and _is_same_work(cfg, run)
         and {key: value_at(run.config, key) for key in asked} == asked
         and run.config["task"].get("examples", 1) >= min(10, examples)
         and not run.cost.get("resumed")
@@ -86,7 +86,7 @@ _NO_WORK = {
 """Numbers of a recipe, and options of a model, that change no step's work."""
 
 
-def _alike(cfg: Config, run: RunRecord) -> bool:
+def _is_same_work(cfg: Config, run: RunRecord) -> bool:
     """Whether a run is of the same model, options, recipe and sizes."""
     was = run.config
     asked = _work(cfg.model, vars(cfg.recipe), vars(cfg.dims))

@@ -116,7 +116,7 @@ def _draw_bench(suite: str, cfg: Config, sources: Sequence[Path]) -> list[str]:
     for folder in sources:
         if run := newest(records.load_records(folder), cfg.scale.name, SUITES[suite].series):
             paths = SUITES[suite].draw(run, results_dir / "figures")
-            return _said(f"bench suite={suite}", paths, results_dir, published=folder != results_dir)
+            return _printed_lines(f"bench suite={suite}", paths, results_dir, published=folder != results_dir)
     return []
 
 
@@ -133,7 +133,7 @@ def _draw(report: RunReport, cfg: Config, sources: Sequence[Path], kinds: Collec
             for path in draw(part, cfg.scale.name, found, results_dir / "figures", known, kinds)
         ]
         if paths:
-            said = _said(report.name, paths, results_dir, published=folder != results_dir)
+            said = _printed_lines(report.name, paths, results_dir, published=folder != results_dir)
             for part, found in selections:
                 if isinstance(part, Report) and part.baseline and found.runs and part.baseline not in found.runs:
                     said.append(
@@ -143,7 +143,7 @@ def _draw(report: RunReport, cfg: Config, sources: Sequence[Path], kinds: Collec
     return []
 
 
-def _said(name: str, paths: list[Path], results_dir: Path, published: bool) -> list[str]:
+def _printed_lines(name: str, paths: list[Path], results_dir: Path, published: bool) -> list[str]:
     """The lines to print on figures that were drawn; the first says from which runs."""
     if published:
         runs = [f"{name}: no runs of yours, drawn from the published ones"]

@@ -184,7 +184,7 @@ def check_writable(key: str, path: Path) -> None:
 def _pieces(file: BinaryIO, where: str) -> Iterator[str]:
     """The text of UTF-8 bytes, with unchanged line ends and without a byte-order mark."""
     decoder, first = codecs.getincrementaldecoder("utf-8")(), 0
-    begun = filled = False
+    bom_removed = has_text = False
     while True:
         try:
             block = file.read(_BYTES)
@@ -200,10 +200,10 @@ def _pieces(file: BinaryIO, where: str) -> Iterator[str]:
             raise InputError(f"{where}: is not text (byte {first + zero} is zero)")
         first += len(block)
         if piece:
-            piece, begun = piece if begun else piece.removeprefix("\ufeff"), True
-            filled = filled or bool(piece.strip())
+            piece, bom_removed = piece if bom_removed else piece.removeprefix("\ufeff"), True
+            has_text = has_text or bool(piece.strip())
             yield piece
         if not block:
             break
-    if not filled:
+    if not has_text:
         raise InputError(f"{where}: is empty")

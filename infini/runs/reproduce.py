@@ -75,11 +75,11 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
     return 0
 
 
-def settle(
+def check_row_settings(
     own: Mapping[str, Sequence[str]], trained: Mapping[str, bool], asked: Sequence[str], console: Console
 ) -> None:
-    """Print which rows of a report do not take a setting of the command line: those with a setting of their own, and
-    those without a training that reads it.
+    """Print which rows of a report ignore a setting of the command line: those with their own value of it, and those
+    without a training that reads it.
 
     own: row -> its own settings. trained: row -> whether it has a training with the recipe and the optimizer of the
     command line. Raises InputError where this leaves no row: the setting would change nothing.

@@ -11,7 +11,7 @@ from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.long_context import LongContextReport, LongContextRow
 from infini.report.selection import rows_of_models
-from infini.runs.reproduce import evaluations, fill, learned, run_jobs, settle
+from infini.runs.reproduce import check_row_settings, evaluations, fill, learned, run_jobs
 from infini.runs.workers import Worker
 from infini.tasks.long_context.config import LongContextConfig
 
@@ -31,7 +31,7 @@ def reproduce(
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
     own = {name: report.rows[name].settings for name in rows}
-    settle(own, {name: bool(report.rows[name].trained_on) for name in rows}, overrides, worker.console)
+    check_row_settings(own, {name: bool(report.rows[name].trained_on) for name in rows}, overrides, worker.console)
     asked = [text for text in overrides if text.partition("=")[0] not in ("task", "model", "seed")]
     if not any(text.startswith("task.subtasks=") for text in asked):
         asked.append(f"task.subtasks=[{','.join(report.subtasks)}]")

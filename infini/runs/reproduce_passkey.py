@@ -16,7 +16,7 @@ from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow, declar
 from infini.report.selection import rows_of_models
 from infini.runs.common import check_data, find_training
 from infini.runs.estimate import describe_time
-from infini.runs.reproduce import evaluations, fill, run_jobs, settle, trained
+from infini.runs.reproduce import check_row_settings, evaluations, fill, run_jobs, trained
 from infini.runs.workers import Worker
 from infini.system.devices import pick_device
 
@@ -80,7 +80,9 @@ def reproduce(
     # The models that rows start from are trained with the same settings.
     made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
     own = {name: report.rows[name].overrides if name in report.rows else [] for name in made}
-    settle(own, {name: _learns_prompts(report, report.rows[name]) for name in rows}, overrides, worker.console)
+    check_row_settings(
+        own, {name: _learns_prompts(report, report.rows[name]) for name in rows}, overrides, worker.console
+    )
     for job in jobs:
         _refuse_other_options(report, job, compose(job.overrides(None)))
         if job.row.start in PRETRAINING:

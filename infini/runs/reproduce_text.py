@@ -16,7 +16,7 @@ from infini.report.selection import rows_of_models
 from infini.report.tables import DASH
 from infini.report.text_report import Report
 from infini.runs.common import names_a_task
-from infini.runs.reproduce import evaluations, fill, learned, run_jobs, settle
+from infini.runs.reproduce import check_row_settings, evaluations, fill, learned, run_jobs
 from infini.runs.workers import Worker
 
 
@@ -51,7 +51,7 @@ def reproduce(
     if not made:
         raise InputError(f"scale={cfg.scale.name}: report={report.name} has no rows at this scale")
     own_settings = {row: settings for (_, row), settings in made.items()}
-    settle(own_settings, {row: not report.is_untrained(row) for row in own_settings}, overrides, console)
+    check_row_settings(own_settings, {row: not report.is_untrained(row) for row in own_settings}, overrides, console)
 
     def words(task: str, row: str, *own: str) -> list[str]:
         base = [*of_task[task], f"model={report.model_of(row)}", *made[task, row]]

@@ -88,8 +88,8 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
                 chat = value_at(trained, "task.chat") if trained else bool(base and base.tokenizer.chat_template)
                 frame = frame_of(tokenizer, chat, trained.get("model", cfg.model))
                 ends = ends | {frame.end}
-                begun = Reader.begin(model, int(frame.begin[0])).read([frame.begin[1:]], TOKENS_PER_CALL)
-                streamed = begun.read(pieces(advance), TOKENS_PER_CALL)
+                reader = Reader.begin(model, int(frame.begin[0])).read([frame.begin[1:]], TOKENS_PER_CALL)
+                streamed = reader.read(pieces(advance), TOKENS_PER_CALL)
                 reader = streamed.read([frame.middle], TOKENS_PER_CALL)
         if isinstance(model, Seq2Seq):
             read, total = model.source_tokens(read), read

@@ -58,7 +58,7 @@ from infini.training.compiled import check_compiler, compile_layers
 from infini.training.launcher import check_shares
 from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
-from infini.training.ranks import ALONE, Ranks, is_lost, joined, ranks_of
+from infini.training.ranks import SINGLE_RANK, Ranks, is_lost, joined, ranks_of
 from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint, step_of
 from infini.training.strategies import ReplicatedModel, ShardedModel, whole
 from infini.training.trainer import ignored_variables, make_trainer, without_launcher
@@ -245,7 +245,7 @@ class _Training:
         given = {"datamodule": self.data, "ckpt_path": None if point is None else str(point)}
         try:
             with (
-                without_launcher() if ranks is ALONE else contextlib.nullcontext(),
+                without_launcher() if ranks is SINGLE_RANK else contextlib.nullcontext(),
                 redirected_interrupts(saving.ask_to_stop) as saving.take_signals,
             ):
                 trainer.fit(module, **given, weights_only=True)
@@ -397,7 +397,7 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> str
     return str(description["weights_sha256"])
 
 
-def _place(cfg: Config, device: torch.device, ranks: Ranks = ALONE) -> dict[str, Any]:
+def _place(cfg: Config, device: torch.device, ranks: Ranks = SINGLE_RANK) -> dict[str, Any]:
     """Where a training runs, as arguments of a Trainer."""
     made = {"ddp": ReplicatedModel, "fsdp2": lambda: ShardedModel(ranks.size)}.get(cfg.parallel.name)
     return {

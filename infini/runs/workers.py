@@ -29,7 +29,7 @@ from infini.system.progress import duration
 T = TypeVar("T")
 SECONDS_BETWEEN = 1.0
 """Seconds after which a process that waits looks whether another one has ended."""
-_DECIDES_NOTHING = ("logger", "parallel", "full", "plan", "workers", *PLACES)
+_NOT_IDENTIFYING = ("logger", "parallel", "full", "plan", "workers", *PLACES)
 """Root keys that two commands may set differently for the same evaluation."""
 _PUBLISHED = "*"
 """Marks the time of a published run."""
@@ -80,7 +80,7 @@ class Worker:
         verb: train or eval. parent: run id of the training from which it starts, or which it evaluates.
         Raises BusyError while another process makes it.
         """
-        identity = {key: value for key, value in asdict(cfg).items() if key not in _DECIDES_NOTHING}
+        identity = {key: value for key, value in asdict(cfg).items() if key not in _NOT_IDENTIFYING}
         decides = config_hash(cfg) if verb == "train" else identity
         path = cache_path(cfg.results_dir, verb, parent, decides).with_suffix(".lock")
         if self.planning:

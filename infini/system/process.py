@@ -183,7 +183,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 @contextlib.contextmanager
-def drawing_without_a_screen() -> Iterator[None]:
+def headless_matplotlib() -> Iterator[None]:
     """A context in which matplotlib draws with Agg, regardless of MPLBACKEND.
 
     A shell started by a notebook inherits the notebook's MPLBACKEND. Importing matplotlib then fails where the

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.models import build_model
-from infini.records import name_file, put_in_place, write_atomically
+from infini.records import name_file, sync_and_rename, write_atomically
 from infini.system.paths import home_expanded, is_file, is_folder
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder / WEIGHTS)) from error
         digest = sha256_of(partial)
-        put_in_place(partial, folder / WEIGHTS)
+        sync_and_rename(partial, folder / WEIGHTS)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         name_file(error, folder / WEIGHTS)

@@ -17,7 +17,7 @@ from infini.config.schema import Config
 from infini.errors import InputError
 from infini.nn.recurrent import Recurrence
 
-FEWEST_STEPS = 1000
+MIN_COMPILED_STEPS = 1000
 """Minimum number of steps for which `auto` compiles. Compilation takes the time that about 400 steps save
 (results/LOG.md 143); with more than twice as many steps it pays off."""
 
@@ -32,7 +32,7 @@ def compile_layers(cfg: Config, model: torch.nn.Module, device: torch.device) ->
     """Compile the model's layers if it supports that and `parallel.compile` asks for it; returns whether it did."""
     if cfg.parallel.compile == "never" or not isinstance(model, Recurrence) or cfg.recipe.checkpoint_activations:
         return False
-    worth = device.type == "cpu" and cfg.recipe.steps >= FEWEST_STEPS and _missing() is None
+    worth = device.type == "cpu" and cfg.recipe.steps >= MIN_COMPILED_STEPS and _missing() is None
     if not (cfg.parallel.compile == "always" or worth) or not model.compile_layers():
         return False
     # If compilation fails the training continues without it. No compiler processes.

@@ -174,7 +174,7 @@ def _tensorboard(folder: Path, labels: RunLabels) -> Any:
             with naming(Path(self.log_dir)):
                 super().finalize(status)
 
-    threading.excepthook = _but_for_the_disk
+    threading.excepthook = _report_unless_disk_error
     print(
         f"logger=tensorboard: to see the curves: {shlex.join(['tensorboard', '--logdir', str(folder)])}",
         file=sys.stderr,
@@ -184,7 +184,7 @@ def _tensorboard(folder: Path, labels: RunLabels) -> Any:
     return made
 
 
-def _but_for_the_disk(met: threading.ExceptHookArgs) -> None:
+def _report_unless_disk_error(met: threading.ExceptHookArgs) -> None:
     """Reports exceptions of threads, except disk errors of TensorBoard, which it raises again in the training."""
     if not (type(met.thread).__name__ == "_AsyncWriterThread" and isinstance(met.exc_value, OSError)):
         threading.__excepthook__(met)
@@ -249,7 +249,7 @@ def _begin_wandb(mode: str, logger: WandbConfig, group: str, folder: Path, label
     folder.mkdir(parents=True, exist_ok=True)
     patience = {key: value for key, value in WANDB_SECONDS.items() if f"WANDB_{key.upper()}" not in os.environ}
 
-    def begun(mode: str) -> Any:
+    def start_run(mode: str) -> Any:
         settings = wandb.Settings(mode=mode, **patience)  # type: ignore[arg-type]
         return wandb.init(
             id=labels.run_id,
@@ -268,13 +268,13 @@ def _begin_wandb(mode: str, logger: WandbConfig, group: str, folder: Path, label
     try:
         if mode == "online":
             try:
-                return begun(mode)
+                return start_run(mode)
             except Exception as error:  # invalid key, no network, no such project: each has its own error
                 mode, reason = "offline", (str(error).strip() or type(error).__name__).splitlines()[0]
                 print(f"logger=wandb: cannot connect ({reason}); continues offline, see `wandb sync`", file=sys.stderr)
                 # Its service holds the id of the run that could not start.
                 wandb.teardown()
-        return begun(mode)
+        return start_run(mode)
     except ValueError as error:  # pydantic rejects the value of another WANDB_ variable
         raise InputError(f"logger=wandb: {error}") from error
 

@@ -26,7 +26,7 @@ from infini.training.activation_checkpointing import cut, grouped
 from infini.training.additions import length_extension, long_history
 from infini.training.additions.sparse_writes import penalty
 from infini.training.optimizers import build_optimizer
-from infini.training.ranks import ALONE, Ranks
+from infini.training.ranks import SINGLE_RANK, Ranks
 from infini.training.resume import random_states, set_random_states
 from infini.training.strategies import ShardedModel, shard
 
@@ -73,7 +73,7 @@ class LanguageModelModule(lightning.LightningModule):
         recipe: RecipeConfig,
         carry_state: bool,
         seed: int = 0,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
         accumulate: int = 1,
         sequence_group: Any = None,
         products: torch.dtype = torch.float32,
@@ -269,7 +269,7 @@ class LanguageModelModule(lightning.LightningModule):
         weighted = optional(self.model, "memory_is_a_sum") and optional(self.model, "takes_write_weights")
         if "history_PT" not in batch or not self.in_last_stage or not weighted:
             return None
-        if self.histories is None or self.global_step % long_history.EVERY == 0:
+        if self.histories is None or self.global_step % long_history.REFRESH_STEPS == 0:
             self.histories = long_history.read_histories(self.model, batch["history_PT"])
         whole = whole or self._whole(batch)
         rng = np.random.default_rng([self.seed, _HISTORY_STREAM, self.global_step])
@@ -293,7 +293,7 @@ class LanguageModelModule(lightning.LightningModule):
         model = self.model if group is None or group >= segments else grouped(self.model, group * N)
         # Other models have memories that are not sums and cannot be scaled.
         extended = self.recipe.length_extension is not None and optional(self.model, "memory_is_a_sum")
-        if extended and self.in_last_stage and segments >= length_extension.LEAST:
+        if extended and self.in_last_stage and segments >= length_extension.MIN_SEGMENTS:
             assert self.recipe.length_extension is not None
             rng = np.random.default_rng([self.seed, _EXTENSION_STREAM, self.global_step])
             if rng.random() < self.recipe.length_extension_share:

@@ -56,7 +56,7 @@ def _evaluated(closure: Any) -> Any:
         return closure()
 
 
-class _OneByOne(torch.optim.Optimizer):
+class _PerParameter(torch.optim.Optimizer):
     """Moves each parameter that has a gradient, one after the other."""
 
     @torch.no_grad()
@@ -73,7 +73,7 @@ class _OneByOne(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-class Muon(_OneByOne):
+class Muon(_PerParameter):
     """torch.optim.Muon with Nesterov momentum 0.95 and AdamW's step size, in the format of the training's products.
 
     torch's always runs the Newton-Schulz iterations in bfloat16. A processor without bfloat16 arithmetic takes more
@@ -162,11 +162,11 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-FORGETTING = 0.8
+SQUARES_DECAY = 0.8
 """After t steps the newest squares have weight t^-0.8 in the average."""
 
 
-class Adafactor(_OneByOne):
+class Adafactor(_PerParameter):
     """Shazeer and Stern's Adafactor (2018) without momentum, at the learning rate of the schedule.
 
     torch's uses min(lr, 1 / sqrt(step)), so that rates of the paper's search would have no effect. Below that bound the
@@ -196,7 +196,7 @@ class Adafactor(_OneByOne):
         # Divisors have a lower bound: estimates of the size of rounding errors are meaningless.
         smallest = torch.finfo(parameter.dtype).eps
         state["step"] = state.get("step", 0) + 1
-        newest = state["step"] ** -FORGETTING
+        newest = state["step"] ** -SQUARES_DECAY
         if parameter.dim() > 1:
             rows = _averaged(state, "rows", squares.mean(-1, keepdim=True), newest)
             columns = _averaged(state, "columns", squares.mean(-2, keepdim=True), newest)

@@ -27,7 +27,13 @@ from infini.errors import InputError, require
 from infini.records import SOURCE_ROOT
 from infini.training.launcher import LAUNCHED, PLACE, place_of
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvValue failed")
+CONNECTION_ERRORS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "recvValue failed",
+)
 """What torch.distributed reports when another process has ended."""
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that this process gets when its parent ends."""
@@ -106,7 +112,7 @@ class Ranks:
         return values[0]
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
 
 
 def ranks_of(parallel: ParallelConfig, device: torch.device, launched: bool) -> Ranks:
@@ -117,7 +123,7 @@ def ranks_of(parallel: ParallelConfig, device: torch.device, launched: bool) -> 
     """
     rank, local_rank, size, local_size = place_of(parallel, launched)
     if parallel.name == "single":
-        return ALONE
+        return SINGLE_RANK
     local_size = local_size or (torch.cuda.device_count() if device.type == "cuda" else 1)
     by_launcher = launched and LAUNCHED in os.environ
     made = Ranks(
@@ -161,7 +167,7 @@ def joined(ranks: Ranks, words: Sequence[str], device: torch.device) -> Iterator
     except RuntimeError as error:
         if ranks.rank > 0 or not is_lost(error):
             raise
-        said = f"another process of this training has ended{_which(others)}; the same command resumes it"
+        said = f"another process of this training has ended{_first_failure(others)}; the same command resumes it"
         raise InputError(said) from error
     finally:
         torch.set_num_threads(threads)
@@ -172,7 +178,7 @@ def joined(ranks: Ranks, words: Sequence[str], device: torch.device) -> Iterator
 
 def is_lost(error: RuntimeError) -> bool:
     """Whether the cause of an error is that another process has ended."""
-    return any(said in str(error) for said in LOST)
+    return any(said in str(error) for said in CONNECTION_ERRORS)
 
 
 def _start(rank: int, ranks: Ranks, port: int, words: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -208,7 +214,7 @@ def _end_with_launcher() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _which(others: Sequence[subprocess.Popen[bytes]]) -> str:
+def _first_failure(others: Sequence[subprocess.Popen[bytes]]) -> str:
     """The first process that failed, and its exit code."""
     until = time.monotonic() + SECONDS_TO_END
     while others and time.monotonic() < until:

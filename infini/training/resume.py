@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from infini import records
 from infini.system.paths import lock_file
 from infini.training.checkpoint import sha256_of
-from infini.training.ranks import ALONE, Ranks
+from infini.training.ranks import SINGLE_RANK, Ranks
 
 KEPT = 2
 """Checkpoints that are kept: the newest, and the one before it in case the newest is damaged."""
@@ -30,10 +30,10 @@ DAMAGED = ".damaged"
 """Suffix of checkpoints that were skipped."""
 SECONDS_BETWEEN = 60.0
 """Seconds between two checkpoints where the recipe does not count steps."""
-SECONDS_AT_MOST = 600.0
+MAX_SECONDS_BETWEEN = 600.0
 """Most seconds between two checkpoints where the recipe counts steps."""
 SECONDS_OF_ONE_STOP = 1.0
-"""Signals within so many seconds are one request to stop: a launcher and a scheduler may both send one."""
+"""Signals within this many seconds are one request to stop: a launcher and a scheduler may both send one."""
 STOPPING = "\nstopping after this step, with a checkpoint; Ctrl-C again stops at once, without one\n"
 
 
@@ -92,7 +92,7 @@ class UnfinishedRun:
             write(str(partial))
             digest = sha256_of(partial)
             path = self.folder / f"step-{step:08d}-{digest}.ckpt"
-            records.put_in_place(partial, path)
+            records.sync_and_rename(partial, path)
         except BaseException as error:
             partial.unlink(missing_ok=True)
             records.name_file(error, self.folder)
@@ -177,7 +177,7 @@ class SaveCheckpoints(Callback):
     """
 
     def __init__(
-        self, unfinished: UnfinishedRun, every: int | None, checkpoint: Path | None = None, ranks: Ranks = ALONE
+        self, unfinished: UnfinishedRun, every: int | None, checkpoint: Path | None = None, ranks: Ranks = SINGLE_RANK
     ) -> None:
         self.unfinished, self.every, self.ranks = unfinished, every, ranks
         self.newest_step = None if checkpoint is None else step_of(checkpoint)
@@ -216,7 +216,7 @@ class SaveCheckpoints(Callback):
         step = trainer.global_step
         due = self.every is not None and step % self.every == 0
         # A step takes milliseconds or a minute: a number of steps alone could mean hours.
-        longest = SECONDS_BETWEEN if self.every is None else SECONDS_AT_MOST
+        longest = SECONDS_BETWEEN if self.every is None else MAX_SECONDS_BETWEEN
         due = due or self.ranks.any(time.monotonic() - self._saved >= longest)
         # A signal may reach one rank alone, and all save together.
         stop = self.ranks.any(self.stopping)

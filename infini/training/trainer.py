@@ -17,7 +17,7 @@ import lightning
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from infini.training.ranks import ALONE, Ranks
+from infini.training.ranks import SINGLE_RANK, Ranks
 
 PREFIX = "PL_TRAINER_"
 """Prefix of the variables that set arguments of Trainer."""
@@ -54,7 +54,7 @@ class GivenRanks(LightningEnvironment):
         pass
 
 
-def make_trainer(ranks: Ranks = ALONE, **settings: Any) -> lightning.Trainer:
+def make_trainer(ranks: Ranks = SINGLE_RANK, **settings: Any) -> lightning.Trainer:
     """Trainer(**settings), with Lightning's own defaults for all other arguments.
 
     settings: arguments of Trainer except default_root_dir; plugins without a cluster environment. A checkpoint is

@@ -50,7 +50,7 @@ def sources_of(split: TokenisedSplit) -> dict[str, list[int]]:
 
 
 def at_least(split: TokenisedSplit, n_tokens: int) -> TokenisedSplit:
-    """The documents of at least so many tokens. Raises InputError where a source has none."""
+    """The documents of at least n_tokens tokens. Raises InputError where a source has none."""
     for source, documents in sources_of(split).items():
         longest = max(split.n_tokens[index] for index in documents)
         if longest < n_tokens:

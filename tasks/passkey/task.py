@@ -42,8 +42,8 @@ class PasskeyBatches:
 
     stages: [(segment length, tokens per sequence)], the last one the main training. batch_size: rows of the last stage;
     stages of shorter sequences have proportionally more. short: (tokens per sequence, share): in this share of the last
-    stage's batches sequences have so many tokens, in more rows. lm_loss_weight: above 0, all other tokens are targets,
-    too.
+    stage's batches sequences have this many tokens, in more rows. lm_loss_weight: above 0, all other tokens are
+    targets, too.
     few_digit_share: fraction of the last stage's keys with at most two, three or four distinct digits; the first stage
     would take longer with them. history: (pieces, number of the first batch): from that batch on, rows of the last
     stage may start after this much filler. Raises InputError where a stage has no room for a prompt.

@@ -115,7 +115,7 @@ class _Book:
         self.files = {_name(info): info for info in archive.infolist() if not info.is_dir()}
         self.alike: dict[str, list[str]] = {}
         for name in self.files:
-            self.alike.setdefault(_alike(name), []).append(name)
+            self.alike.setdefault(_canonical_name(name), []).append(name)
         # Whatever was done to the files that it lists, obfuscation of fonts included, they are not as they should be.
         self.encrypted: set[str | None] = set()
         if (listing := self._find(_ENCRYPTION)) is not None:
@@ -156,7 +156,7 @@ class _Book:
                 full = posixpath.normpath(posixpath.join("/", base, name.replace("\\", "/"))).lstrip("/")
                 if full in self.files:
                     return full
-                if len(alike := self.alike.get(_alike(full), [])) == 1:
+                if len(alike := self.alike.get(_canonical_name(full), [])) == 1:
                     return alike[0]
         return None
 
@@ -262,7 +262,7 @@ def _name(info: zipfile.ZipInfo) -> str:
     return name
 
 
-def _alike(name: str) -> str:
+def _canonical_name(name: str) -> str:
     """Equal for names that a file system may take for one."""
     return unicodedata.normalize("NFC", name).casefold()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infini.errors import InputError, lone_surrogate
-from infini.records import put_in_place
+from infini.records import sync_and_rename
 from infini.system.network import reachable
 from infini.system.paths import scratch_folder
 from infini.system.progress import plain_console, progress_bar, warn
@@ -275,7 +275,7 @@ def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) ->
             revision = _revision(hub_id, split, limit, written())
             writer.finalize()
         complete = folder / f"{key}-{revision}.arrow"
-        put_in_place(path, complete)
+        sync_and_rename(path, complete)
     return complete
 
 

@@ -14,7 +14,7 @@ from infini.config.compose import cache_folder
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.models import base_of
-from infini.records import naming, put_in_place
+from infini.records import naming, sync_and_rename
 from infini.system.paths import scratch_folder
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
@@ -178,4 +178,4 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
                 writer.write_table(pa.table(row, schema=features.arrow_schema))
                 advance(n_bytes if documents.total_bytes else 1)
             writer.finalize()
-        put_in_place(temporary, path)
+        sync_and_rename(temporary, path)

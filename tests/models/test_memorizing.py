@@ -159,7 +159,7 @@ def test_the_highest_scores_are_the_same_of_packed_integers(n: int, monkeypatch:
     scores = torch.randn(7, 3, 20, generator=torch.Generator().manual_seed(4)).bfloat16()
     scores[:2, :, 5:], scores[2, :, ::2], scores[3, :, ::2], scores[3, :, 1::2] = -math.inf, 0.5, 0.0, -0.0
     wanted = scores.topk(n, -1).values
-    monkeypatch.setattr(search, "WORTH_PACKING", 1)
+    monkeypatch.setattr(search, "MIN_PACKED_SCORES", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     if n < 20:
         monkeypatch.setattr(torch.Tensor, "topk", None)
@@ -209,7 +209,7 @@ def test_a_model_with_the_approximate_search_is_causal_and_has_no_cuts(
     """From its first segments on, with more cells than a memory of training has."""
     pytest.importorskip("faiss")
     monkeypatch.setattr(search, "BLOCK", 4)
-    monkeypatch.setattr(search, "CELLS_EACH", 3)
+    monkeypatch.setattr(search, "KEYS_PER_CELL", 3)
     model = make_model({"name": "memorizing", "search": "approximate", "memory_segments": 2, "neighbours": 5})
     ids = random_ids(2, 9 * N)
     hidden, state = run_in_calls(model, ids, [9 * N])

@@ -41,12 +41,12 @@ def by_definition(
     return out
 
 
-@pytest.mark.parametrize("few", [0, relative.FEW_SCORES], ids=["own", "fused"])
+@pytest.mark.parametrize("few", [0, relative.MIN_BIASED_SCORES], ids=["own", "fused"])
 @pytest.mark.parametrize("rows", [1, X], ids=["one-bias", "a-bias-a-row"])
 @pytest.mark.parametrize("groups", [H, 2, 1])
 def test_it_is_the_definition(groups: int, rows: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and gradients, each of several random projections of the output."""
-    monkeypatch.setattr(relative, "FEW_SCORES", few)
+    monkeypatch.setattr(relative, "MIN_BIASED_SCORES", few)
     tensors, blocked = inputs(groups, rows), unseen()
     q, k, v, bias = tensors
     got = relative.masked_attention(q, k, v, bias.masked_fill(blocked, -math.inf), 0.3)
@@ -73,7 +73,7 @@ def test_the_own_operation_is_for_biases_that_are_trained(trained: str, monkeypa
         return apply(*args)
 
     apply = relative._Biased.apply
-    monkeypatch.setattr(relative, "FEW_SCORES", 0)
+    monkeypatch.setattr(relative, "MIN_BIASED_SCORES", 0)
     monkeypatch.setattr(relative._Biased, "apply", counting)
     q, k, v, bias = (x.detach() for x in inputs(H, 1))
     relative.masked_attention(q, k, v, bias.requires_grad_(trained == "bias"), 0.3)

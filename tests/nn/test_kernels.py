@@ -105,7 +105,7 @@ def test_training_in_bfloat16_has_a_kernel_of_its_own(
     queries of such segments take the fused kernel in float32."""
     monkeypatch.setattr(attention, "HAS_AMX", amx)
     half, float32 = torch.bfloat16, torch.float32
-    for length in (attention.SHORTEST, longest):
+    for length in (attention.MIN_SHORT_ATTENTION, longest):
         found = attend(length, length, half, trained=True, **sizes)
         # Scores in float32, products with values in bfloat16.
         assert (found.keys(), found["baddbmm"]) == ({"baddbmm", "_softmax", "bmm"}, float32)

@@ -152,7 +152,7 @@ def test_a_long_window_is_read_in_parts(cuts: list[int], monkeypatch: pytest.Mon
         read.append((q.shape[2], k.shape[2]))
         return whole(q, k, *others)
 
-    monkeypatch.setattr(relative, "MOST_QUERIES", 64)
+    monkeypatch.setattr(relative, "MAX_QUERIES", 64)
     monkeypatch.setattr(relative, "biased_attention", counting)
     layer, x, _ = case("delta", "local", **CASES["t5-long-segments"])
     layer, x = layer.double(), x.double().requires_grad_()

@@ -19,7 +19,7 @@ from infini.models.transformer_xl import XLAttention
 from infini.nn.attention import InfiniAttention
 from infini.nn.ops import memory, reference
 from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
-from infini.nn.ops.relative import FEW_SCORES, masked_attention
+from infini.nn.ops.relative import MIN_BIASED_SCORES, masked_attention
 from infini.nn.state import scale_memory
 
 BF16 = torch.bfloat16
@@ -162,7 +162,7 @@ def test_attention_biases(length: int, n_kv_heads: int, trained: bool) -> None:
     q = normal(4, length, 4, 16).to(BF16)
     k, v = (normal(4, length, n_kv_heads, 16, seed=seed).to(BF16) for seed in (1, 2))
     bias = 20 + 0.05 * normal(1, 4, length, length, seed=3)
-    assert (4 * 4 * length * length < FEW_SCORES) == (length == 16)
+    assert (4 * 4 * length * length < MIN_BIASED_SCORES) == (length == 16)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     masked = bias.masked_fill(future, -math.inf).requires_grad_(trained)
     with torch.set_grad_enabled(trained), torch.autocast("cpu", BF16):

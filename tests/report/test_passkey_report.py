@@ -15,7 +15,7 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report import passkey_figures
 from infini.report.load import draw, load_report, report_of_runs
-from infini.report.palette import QUIET
+from infini.report.palette import MUTED
 from infini.report.passkey import PasskeyReport, additions_of, longest_input, tokens_of_filler
 from infini.report.passkey_figures import _Accuracy, _found_at_the_longest
 from infini.report.render import print_report
@@ -479,7 +479,7 @@ def test_updates_are_drawn_of_the_runs_that_the_table_shows(tmp_path: Path, monk
     selection = select_runs(updates, "laptop", [*runs, few])
     assert len(selection.runs["linear_128"]) == 2
     passkey_figures.accuracy_by_updates(updates, "laptop", selection, tmp_path / "figure")
-    values = {tuple(line.get_ydata()) for line in drawn[0].axes[0].lines if line.get_color() != QUIET}
+    values = {tuple(line.get_ydata()) for line in drawn[0].axes[0].lines if line.get_color() != MUTED}
     assert values == {(100, 100)}
 
 
@@ -518,7 +518,7 @@ def test_the_papers_curves_are_drawn_at_their_places(
     of = report(depths=depths, lengths=["16K", "512K", "1M"])
     passkey_figures.accuracy_by_length(of, "laptop", select_runs(of, "laptop", pair()), tmp_path / "figure")
     curves = [
-        [list(line.get_ydata()) for line in axes.lines if line.get_color() == QUIET and len(line.get_xdata())]
+        [list(line.get_ydata()) for line in axes.lines if line.get_color() == MUTED and len(line.get_xdata())]
         for axes in drawn[0].axes
     ]
     printed = {"start": [[97, 96]], "middle": [[99, 94]], "end": [[100, 100]]}
@@ -546,7 +546,7 @@ def test_curves_of_the_paper_look_different_and_alike_in_all_panels(
     panels = drawn[0].axes
     assert len(panels) == 6
     looks = [
-        [(line.get_linestyle(), line.get_marker()) for line in axes.lines if line.get_color() == QUIET]
+        [(line.get_linestyle(), line.get_marker()) for line in axes.lines if line.get_color() == MUTED]
         for axes in panels
     ]
     assert all(len(set(of_panel)) == 2 and of_panel == looks[0] for of_panel in looks)

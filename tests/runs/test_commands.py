@@ -535,7 +535,7 @@ def test_an_evaluation_that_went_on_at_another_commit_says_so(
     mixed = with_model.records("eval")[-1]
     assert mixed.environment["git_revisions"] == ["a" * 40, "b" * 40] and mixed.environment["git_dirty"]
     assert f"{mixed.run_id} was started at another commit" in with_model.err
-    assert commit_of(mixed) == f"{'a' * 12} and {'b' * 12}, begun at one and ended at another"
+    assert commit_of(mixed) == f"{'a' * 12} and {'b' * 12}, started at one and ended at another"
     with_model("eval")
     straight = with_model.records("eval")[-1]
     assert "git_revisions" not in straight.environment and not straight.environment["git_dirty"]

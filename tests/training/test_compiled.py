@@ -148,7 +148,7 @@ def decides(monkeypatch: pytest.MonkeyPatch, *overrides: str, missing: str | Non
 
 
 def test_long_trainings_on_a_processor_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (f"recipe.steps={steps}" for steps in (compiled.FEWEST_STEPS - 1, compiled.FEWEST_STEPS))
+    few, many = (f"recipe.steps={steps}" for steps in (compiled.MIN_COMPILED_STEPS - 1, compiled.MIN_COMPILED_STEPS))
     model = "model=rmt"
     assert not decides(monkeypatch, model, few) and decides(monkeypatch, model, many)
     assert decides(monkeypatch, model, few, "parallel.compile=always")

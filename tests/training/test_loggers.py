@@ -398,7 +398,7 @@ def test_of_other_threads_disk_errors_are_said(
     def fail() -> None:
         raise OSError("no disk")
 
-    monkeypatch.setattr(threading, "excepthook", loggers._but_for_the_disk)
+    monkeypatch.setattr(threading, "excepthook", loggers._report_unless_disk_error)
     for kind, said in ((_AsyncWriterThread, False), (threading.Thread, True)):
         thread = kind(target=fail)
         thread.start()

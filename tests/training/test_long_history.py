@@ -16,7 +16,7 @@ from infini.nn.state import leaves, scale_memory, select_rows
 from infini.tasks.passkey.prompt import BLOCK, PasskeyTemplate, word_tokenizer
 from infini.tasks.passkey.task import PasskeyBatches
 from infini.training.additions import long_history
-from infini.training.additions.long_history import GROWTH, read_histories, sample_initial_states
+from infini.training.additions.long_history import WEIGHT_GROWTH, read_histories, sample_initial_states
 from infini.training.module import LanguageModelModule
 
 TOKENIZER = word_tokenizer()
@@ -34,7 +34,7 @@ def test_linear_a_history_is_its_pieces_read_again_and_again(first_segment: str)
         # The local part of a segment sees no other, so that whole pieces can be repeated.
         text += [piece] * (1 if p == 0 else 3 * 4 ** (p - 1))
         read = model(torch.cat(text)[None]).state
-        assert sum(map(len, text)) == PIECE * GROWTH**p
+        assert sum(map(len, text)) == PIECE * WEIGHT_GROWTH**p
         for (path, leaf), (_, expected) in zip(leaves(histories.layers), leaves(read.layers), strict=True):
             assert_close(leaf[p : p + 1], expected, 1e-10, f"{path} after piece {p}")
 
@@ -55,7 +55,7 @@ def test_delta_what_a_history_says_is_nearer_to_what_reading_as_much_says_than_a
     by_factor = relative_error(says(scale_memory(model(piece).state, torch.tensor([float(times)]))), read)
     assert by_factor > 0.05
     for growth, share in ((2, 0.3), (4, 0.55)):
-        monkeypatch.setattr(long_history, "GROWTH", growth)
+        monkeypatch.setattr(long_history, "WEIGHT_GROWTH", growth)
         n_pieces = round(np.log(times) / np.log(growth)) + 1
         histories = read_histories(model, piece.expand(n_pieces, -1))
         assert relative_error(says(select_rows(histories, torch.tensor([n_pieces - 1]))), read) < share * by_factor

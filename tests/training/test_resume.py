@@ -204,7 +204,7 @@ def test_new_points_are_kept_after_a_restart_past_damaged_ones(
     assert not list((tmp_path / "unfinished").iterdir())
 
 
-@pytest.mark.parametrize(("every", "limit"), [("null", "SECONDS_BETWEEN"), ("1000", "SECONDS_AT_MOST")])
+@pytest.mark.parametrize(("every", "limit"), [("null", "SECONDS_BETWEEN"), ("1000", "MAX_SECONDS_BETWEEN")])
 def test_checkpoints_are_saved_by_the_clock_where_a_number_of_steps_takes_long(
     every: str, limit: str, corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from infini.nn.ops.reference import input_gate as input_gate_by_oracle
 from infini.nn.ops.reference import sigma
 from infini.nn.protocols import recorded
 from infini.training.additions.length_extension import extended_call, extended_in_two_calls
-from infini.training.additions.sparse_writes import FLOOR, penalty
+from infini.training.additions.sparse_writes import MIN_WRITE, penalty
 from infini.training.module import LanguageModelModule
 
 
@@ -78,7 +78,7 @@ def test_what_weighs_nothing_costs_no_less() -> None:
     keys = [torch.full((1, SEGMENT, block.attention.k_proj.out_features), -1000.0) for block in model.blocks]
     keys[0].requires_grad_(True)
     lowest = penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool))
-    assert lowest.item() == pytest.approx(math.log(FLOOR), rel=1e-6)
+    assert lowest.item() == pytest.approx(math.log(MIN_WRITE), rel=1e-6)
     assert torch.autograd.grad(lowest, keys[0])[0].abs().max() == 0
 
 

@@ -89,7 +89,7 @@ SHORT_SEGMENT = 64
 """Tokens of a segment up to which plain products are as fast as a fused kernel on a CPU."""
 SLOW_DTYPE = torch.bfloat16
 """The dtype in which the fused kernel's backward pass is slow on a CPU."""
-SHORTEST = 32
+MIN_SHORT_ATTENTION = 32
 """Tokens of a segment from which `_ShortAttention` is faster."""
 
 
@@ -134,7 +134,7 @@ def local_attention(q_BSQHK: Tensor, k_BSNGK: Tensor, v_BSNGV: Tensor, *, scale:
     # 86). With AMX this holds up to 128 tokens, and only in training.
     short = N <= 128 and trained if HAS_AMX else N <= 256
     slow = q_BSQHK.dtype == SLOW_DTYPE and q_BSQHK.device.type == "cpu" and short
-    if slow and trained and Q == N >= SHORTEST:
+    if slow and trained and Q == N >= MIN_SHORT_ATTENTION:
         q, k, v = (
             (x if x.shape[3] == H else x.repeat_interleave(H // G, 3)).transpose(2, 3).reshape(-1, N, x.shape[-1])
             for x in (rotate(q_BSQHK, 0, rope_base), rotate(k_BSNGK, 0, rope_base), v_BSNGV)

@@ -1,7 +1,7 @@
 """The reads, the gate and the sums of infini.nn.ops.memory, computed one head of one segment at a time.
 
 A processor reads a large tensor from main memory in every operation; one head of one segment fits its cache. sigma(q),
-sigma(k) and the values read are made again in the backward pass, so that none of them is held for a whole sequence.
+sigma(k) and the values read are recomputed in the backward pass, so that none of them is held for a whole sequence.
 Seconds and memory with blocks and without: results/LOG.md 160.
 
 Letters as in infini.nn.ops.memory. Products have the dtype of queries and keys, everything else that of the state.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from infini.nn.ops.dtypes import without_autocast
-from infini.nn.ops.memory import SMALLEST_NORMALISER, Memory
+from infini.nn.ops.memory import MIN_NORMALISER, Memory
 
 SMALLEST_BLOCK = 2**17
 """Numbers of one head of one segment from which blocks are used; for fewer, the calls cost more than they save."""
@@ -75,7 +75,7 @@ def _sigma(x_NK: Tensor) -> Tensor:
 
 def _normaliser(s_NK: Tensor, z_K: Tensor) -> Tensor:
     """sigma(.) z [N, 1] in the dtype of z."""
-    return (s_NK.to(z_K.dtype) @ z_K).clamp_(min=SMALLEST_NORMALISER)[:, None]
+    return (s_NK.to(z_K.dtype) @ z_K).clamp_(min=MIN_NORMALISER)[:, None]
 
 
 class _ReadAndMix(torch.autograd.Function):
@@ -111,8 +111,8 @@ class _ReadAndMix(torch.autograd.Function):
                 d_sq = (d_out.to(sq.dtype) @ m[at].to(sq.dtype).T).to(exact)
                 d_share = (d_sq * sq).sum(-1, keepdim=True)
                 d_g_mem[b, s, h] = (d_share / n).sum()
-                # In this order every factor has ordinary size; see _Share. A clamped normaliser has no gradient.
-                d_n = (-(d_share * share) / n).masked_fill_(n <= SMALLEST_NORMALISER, 0)
+                # In this order every factor has ordinary size; see _Quotient. A clamped normaliser has no gradient.
+                d_n = (-(d_share * share) / n).masked_fill_(n <= MIN_NORMALISER, 0)
                 d_m[at] += sq.T @ (d_out * share).to(sq.dtype)
                 d_z[at] += d_n[:, 0] @ sq.to(exact)
                 d_sq.mul_(share).addcmul_(d_n, z[at])
@@ -182,7 +182,7 @@ class _Erased(torch.autograd.Function):
                 if weight is not None and d_weight is not None:
                     d_weight[b, s, :, g] = (of_share * share)[:, 0]
                     factor, of_share = share * weight[b, s, :, g, None], of_share * weight[b, s, :, g, None]
-                d_n = (-(of_share * share) / n).masked_fill_(n <= SMALLEST_NORMALISER, 0)
+                d_n = (-(of_share * share) / n).masked_fill_(n <= MIN_NORMALISER, 0)
                 d_z[b, s, g] = d_n[:, 0] @ sk.to(z.dtype)
                 d_sk.mul_(factor).addcmul_(d_n, z[b, s, g])
                 d_k[b, s, :, g] = d_sk.mul_(sk.clamp_(max=1))

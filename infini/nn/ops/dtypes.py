@@ -37,7 +37,7 @@ def _autocast_device(x: Tensor) -> str:
 
 def no_second_derivative(what: str) -> None:
     """For a backward pass that takes numbers of its forward pass for constants: raise RuntimeError if it is to be
-    differentiated itself (create_graph=True), which would give wrong numbers without a word."""
+    differentiated itself (create_graph=True), which would silently give wrong numbers."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(f"create_graph=True: {what} has no second derivatives")
 

@@ -30,7 +30,7 @@ FirstSegment = Literal["local", "zero"]
 
 # sigma(q) . z is positive, but can be far below 1 for tokens unlike any token in memory. It is clamped, never shifted:
 # an added epsilon would distort these small values, and long contexts depend on them.
-SMALLEST_NORMALISER = 1e-30
+MIN_NORMALISER = 1e-30
 
 
 @state_class
@@ -101,10 +101,10 @@ def retrieve(sq_BSGQK: Tensor, m_BSGKV: Tensor, z_BSGK: Tensor) -> tuple[Tensor,
 
 def normaliser(s_BSGNK: Tensor, z_BSGK: Tensor) -> Tensor:
     """sigma(.) z of Eq. 3 and 5 in the state's dtype, clamped from below -> [B, S, G, N, 1]."""
-    return _Normaliser.apply(s_BSGNK, z_BSGK).clamp(min=SMALLEST_NORMALISER)
+    return _Normaliser.apply(s_BSGNK, z_BSGK).clamp(min=MIN_NORMALISER)
 
 
-class _Share(torch.autograd.Function):
+class _Quotient(torch.autograd.Function):
     """g / n of a normaliser n. g: broadcast to n.
 
     The gradient in n is computed as (gradient x g / n) / n, whose first factor has ordinary size. torch's own,
@@ -174,7 +174,7 @@ class TokenSums:
 
     def erased(self, z_divisor_BSGK: Tensor, written_BSG: Tensor) -> Tensor:
         """See Sums."""
-        share = _Share.apply(written_BSG[..., None, None], normaliser(self.sk, z_divisor_BSGK))
+        share = _Quotient.apply(written_BSG[..., None, None], normaliser(self.sk, z_divisor_BSGK))
         with self.products():
             return (self.written.transpose(-1, -2) @ scaled(self.sk, share)).to(z_divisor_BSGK.dtype)
 
@@ -189,10 +189,10 @@ def decay_logits(heads: int, longest: float) -> Tensor:
     return torch.logit(0.5 ** (1 / half_lives))
 
 
-SMALLEST_INPUT = -20.0
+MIN_GATE_LOGIT = -20.0
 """Lower bound of the logits of an input gate. Ten million tokens that are written with exp(-20) weigh as much as a
 fiftieth of one token that is written with 1."""
-SMALLEST_KEY = 1e-12
+MIN_KEY_NORM = 1e-12
 """Keys with a smaller |k| count as zeros in an input gate."""
 
 
@@ -206,9 +206,9 @@ def input_gate(k_BSGNK: Tensor, weight_GK: Tensor, bias_G: Tensor) -> Tensor:
     along_BSGN = (weight_GK[:, None] @ k_BSGNK.transpose(-1, -2))[..., 0, :]
     size_BSGN = torch.linalg.vector_norm(k_BSGNK, dim=-1)
     # A key of zeros has no direction: its logit is b, and it has no gradient, which would be divided by almost 0.
-    empty_BSGN = size_BSGN < SMALLEST_KEY
+    empty_BSGN = size_BSGN < MIN_KEY_NORM
     cosine_BSGN = along_BSGN.masked_fill(empty_BSGN, 0.0) / size_BSGN.masked_fill(empty_BSGN, 1.0)
-    return torch.sigmoid((cosine_BSGN + bias_G[:, None]).clamp(min=SMALLEST_INPUT))
+    return torch.sigmoid((cosine_BSGN + bias_G[:, None]).clamp(min=MIN_GATE_LOGIT))
 
 
 def scan_sums(
@@ -337,7 +337,7 @@ def gate(
     and A_mem would be 0 / 0; there A = A_dot ("local") or A = (1 - sigmoid(beta)) A_dot ("zero").
     """
     g_mem, g_dot = gate_weights(g, first, first_segment)
-    return _Mix.apply(a_dot, numerator, g_dot, _Share.apply(g_mem, denominator))
+    return _Mix.apply(a_dot, numerator, g_dot, _Quotient.apply(g_mem, denominator))
 
 
 def with_zero_gradients(g: Tensor, *parameters: Tensor | None) -> Tensor:

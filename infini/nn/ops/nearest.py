@@ -22,9 +22,9 @@ SCORES = 1 << 24
 """Scores that exist at a time, 64 MB: never the full matrix of a long memory."""
 SEGMENTS_PER_BATCH = 8
 """Segments that are searched together: each scores every key that any of them may see."""
-WORTH_PACKING = 1 << 18
+MIN_PACKED_SCORES = 1 << 18
 """Number of scores from which selecting among packed integers is faster."""
-CELLS_EACH = 64
+KEYS_PER_CELL = 64
 """Keys per cell of the approximate index, about. An eighth of the cells is searched. Up to BLOCK keys are searched
 exactly."""
 
@@ -79,7 +79,7 @@ def _highest(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The n highest scores of each row and their places, unordered."""
     length = scores.shape[-1]
     fast = scores.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    if not fast or scores.dtype != torch.bfloat16 or not n < length <= 1 << 16 or scores.numel() < WORTH_PACKING:
+    if not fast or scores.dtype != torch.bfloat16 or not n < length <= 1 << 16 or scores.numel() < MIN_PACKED_SCORES:
         best = scores.topk(n, -1, sorted=False)
         return best.values, best.indices
     # Score and place in one integer, with the order of the scores: numpy selects among integers with the CPU's widest
@@ -129,7 +129,7 @@ def import_faiss() -> Any:
 def _by_cells(faiss: Any, keys_LK: Tensor, asked: Any, n: int) -> Any:
     """Indices of n keys for each query, from the cells whose centres score highest. The centres are equally spaced
     keys: k-means would take longer than the search that the index saves."""
-    centres = torch.nn.functional.normalize(keys_LK.flip(0)[::CELLS_EACH], dim=-1)
+    centres = torch.nn.functional.normalize(keys_LK.flip(0)[::KEYS_PER_CELL], dim=-1)
     cells = faiss.IndexFlatIP(keys_LK.shape[1])
     cells.add(centres.contiguous().numpy())
     index = faiss.IndexIVFFlat(cells, keys_LK.shape[1], len(centres), faiss.METRIC_INNER_PRODUCT)

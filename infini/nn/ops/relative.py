@@ -22,9 +22,9 @@ from infini.nn.ops.dtypes import no_second_derivative, without_autocast
 T5_BUCKETS = 32
 T5_LONGEST = 128
 """Distances from this one on share the last bucket."""
-MOST_QUERIES = 2048
+MAX_QUERIES = 2048
 """Queries of a window whose biases exist at the same time."""
-FEW_SCORES = 1 << 15
+MIN_BIASED_SCORES = 1 << 15
 """Number of scores below which `_Biased` costs more than it saves, and below which plain operations are faster without
 gradients: a single segment of sixteen tokens."""
 
@@ -127,7 +127,7 @@ def masked_attention(q_XQHK: Tensor, k_XLGK: Tensor, v_XLGV: Tensor, bias_XHQL: 
     H, G = q_XQHK.shape[2], k_XLGK.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q_XQHK, k_XLGK, v_XLGV))
     wants_gradient = torch.is_grad_enabled() and bias_XHQL.requires_grad
-    few = q.shape[0] * H * q.shape[2] * k.shape[2] < FEW_SCORES
+    few = q.shape[0] * H * q.shape[2] * k.shape[2] < MIN_BIASED_SCORES
     # No fused kernel takes values of another size than keys: torch then runs many small operations.
     plain = few and not torch.is_grad_enabled() and q.shape[3] != v.shape[3]
     if q.device.type == "cpu" and (plain or (wants_gradient and not few)):
@@ -166,7 +166,7 @@ def biased_attention(
 def t5_attention(q_BSQHK: Tensor, k_BSLGK: Tensor, v_BSLGV: Tensor, bias: Tensor, scale: float) -> Tensor:
     """biased_attention with T5's biases (see t5_bias).
 
-    There is one bias per pair of tokens and head: eight billion in a window of 32,768. Windows longer than MOST_QUERIES
+    There is one bias per pair of tokens and head: eight billion in a window of 32,768. Windows longer than MAX_QUERIES
     are therefore read in parts, and the backward pass computes the biases of a part again.
     """
     Q, L = q_BSQHK.shape[2], k_BSLGK.shape[2]
@@ -178,7 +178,7 @@ def t5_attention(q_BSQHK: Tensor, k_BSLGK: Tensor, v_BSLGV: Tensor, bias: Tensor
             q_BSQHK[:, :, begin:stop], k_BSLGK[:, :, :seen], v_BSLGV[:, :, :seen], added, None, scale
         )
 
-    if Q <= MOST_QUERIES:
+    if Q <= MAX_QUERIES:
         return part(0, Q)
-    bounds = [(begin, min(begin + MOST_QUERIES, Q)) for begin in range(0, Q, MOST_QUERIES)]
+    bounds = [(begin, min(begin + MAX_QUERIES, Q)) for begin in range(0, Q, MAX_QUERIES)]
     return torch.cat([checkpoint(part, *bound, use_reentrant=False) for bound in bounds], 2)

@@ -166,7 +166,7 @@ class Layer:
 
     def scan(self, k_BSGNK: Tensor, v_BSGNV: Tensor, before: Memory, complete: bool) -> tuple[Memory, Memory]:
         """Eq. 4 or 5: the memory that each segment begins with, and the one after the last. complete: whether the
-        segments end with these tokens, so that the memory decays behind each."""
+        segments end with these tokens, so that the memory decays after each."""
         rule = self.settings.update_rule
         with without_autocast(k_BSGNK):
             decay_BSG = self._remains(before) if complete else None
@@ -175,7 +175,7 @@ class Layer:
             return ops.scan_sums(sums, before, rule=rule, decay_BSG=decay_BSG)
 
     def end_segment(self, pending: Memory) -> Memory:
-        """The memory behind a finished segment, of which `pending` holds all tokens."""
+        """The memory after a finished segment, of which `pending` holds all tokens."""
         with without_autocast(pending.z_BGK):
             decay_BSG = self._remains(pending)
             if decay_BSG is None:
@@ -280,7 +280,7 @@ def _with_new_sinks(
 def _whole_segments(
     layer: Layer, q_BHTK: Tensor | None, k_BGTK: Tensor, v_BGTV: Tensor, state: LayerState, piece: Piece, keep: bool
 ) -> tuple[Tensor | None, LayerState]:
-    """`piece.whole` segments at once, folded into the rows -> [B, H, T, V] and the state behind them."""
+    """`piece.whole` segments at once, folded into the rows -> [B, H, T, V] and the state after them."""
     settings = layer.settings
     S, N, depth = piece.whole, settings.segment_length, settings.depth
     if piece.segment == 0:

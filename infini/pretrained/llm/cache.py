@@ -41,7 +41,7 @@ FORMAT = "infini-cache-1"
 
 
 def _keep_window(layer: Any, more: int = 0) -> None:
-    """Cut what a sliding layer kept for `crop` to its window and so many columns before it."""
+    """Cut what a sliding layer kept for `crop` to its window and ROLLBACK columns before it."""
     if layer.is_sliding and layer.is_initialized:
         kept = layer.sliding_window - 1 + more
         layer.keys, layer.values = layer.keys[:, :, -kept:], layer.values[:, :, -kept:]
@@ -124,7 +124,7 @@ def stock_layer(k_BGCK: Tensor, v_BGCV: Tensor) -> DynamicLayer:
 
 @dataclass
 class _Written:
-    """One call's keys and values, of every layer with a memory, as they came."""
+    """One call's keys and values, of every layer with a memory, in the order of the call."""
 
     columns: int
     mask_BT: Tensor | None
@@ -324,7 +324,7 @@ class InfiniCache(Cache):
             )
 
     def refuse_gaps(self, call: Call) -> None:
-        """Raise InputError where padding behind a row's first token takes the place of tokens in a sliding window."""
+        """Raise InputError where padding after a row's first token takes the place of tokens in a sliding window."""
         windows = [layer.sliding_window for layer in self.layers if layer.is_sliding]
         if not windows or not self.has_all_columns:
             return

@@ -39,7 +39,7 @@ class ShutGate(nn.Module):
     """A gate that is 0 whatever is loaded or trained: nothing of a memory is read."""
 
     watchers: Mapping[Projection, Sequence[Keep]] = {"queries": (), "keys": ()}
-    """As InfiniGate's; nobody records a memory that is not read."""
+    """As InfiniGate's; a memory that is not read is never recorded."""
 
     def forward(self, like: Tensor, wanted: Wanted = "reads") -> Tensor:
         """0 [1, 1, 1] for what is read, 1 for what remains (see InfiniGate); device and dtype are those of `like`."""
@@ -86,7 +86,7 @@ class MemoryOf:
         def passed(x_BWX: Tensor) -> None:
             # Nobody watches when a checkpointed segment is computed again, which must save as many tensors as before.
             with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
-                own_BTX = self.model.in_own_columns(x_BWX)
+                own_BTX = self.model.to_call_columns(x_BWX)
             keep(own_BTX)
 
         watchers.append(passed)
@@ -275,7 +275,7 @@ class PretrainedLM(nn.Module):
         self._columns_read = (order_BW, real_BW1, ids_BT.shape[1])
         try:
             found_BWD, state = self._read_rows(ids_BT.gather(1, order_BW), state, new)
-            return self.in_own_columns(found_BWD), state
+            return self.to_call_columns(found_BWD), state
         finally:
             self._columns_read = None
 
@@ -288,7 +288,7 @@ class PretrainedLM(nn.Module):
                     keep(weight.new_zeros(*ids_BT.shape, heads * layer.d_key))
         return weight.new_zeros(*ids_BT.shape, weight.shape[1])
 
-    def in_own_columns(self, x_BWX: Tensor) -> Tensor:
+    def to_call_columns(self, x_BWX: Tensor) -> Tensor:
         """What was computed of each token that is read now [B, W, X], in the columns of the call [B, T, X]; 0 at
         padding."""
         if self._columns_read is None:
@@ -439,7 +439,7 @@ def build(
 
 
 USUAL = {"update_rule": "delta", "gate_init": -4.0, "window": "segment", "sinks": 0, "layers": None}
-"""Options of a memory, and the values that they have where nobody sets them (infini.models.llm)."""
+"""Options of a memory, and their default values (infini.models.llm)."""
 LORA_RANK = 8
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 """The attention's projections, which families name alike."""

@@ -69,12 +69,12 @@ class InfiniSettings:
 
     @property
     def depth(self) -> int:
-        """Segments that local attention sees, its own included; so many at a document's start read no memory."""
+        """Segments that local attention sees, its own included; as many at a document's start read no memory."""
         return 2 if self.window == "previous" else 1
 
     @property
     def own_position(self) -> int:
-        """Rotary position of a segment's first token: behind the sinks and the segment before."""
+        """Rotary position of a segment's first token: after the sinks and the previous segment."""
         return self.sinks + (self.depth - 1) * self.segment_length
 
     @property

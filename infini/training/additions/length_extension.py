@@ -17,14 +17,14 @@ import torch
 from infini.nn.protocols import ModelOutput
 from infini.nn.state import State, scale_memory
 
-LEAST = 3
+MIN_SEGMENTS = 3
 """Segments of the shortest sequence that length extension changes."""
 
 
 def draw(rng: np.random.Generator, n_rows: int, n_segments: int, highest: float) -> tuple[int, torch.Tensor]:
     """A random boundary, as the number of segments before it, and a factor per row, log-uniform in [1, highest].
 
-    n_segments: at least LEAST. The last boundary is never drawn: nothing that is written behind it is read.
+    n_segments: at least MIN_SEGMENTS. The last boundary is never sampled: nothing written after it is read.
     """
     boundary = int(rng.integers(1, n_segments - 1))
     factors = np.exp(rng.uniform(0.0, math.log(highest), n_rows))

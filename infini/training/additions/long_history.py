@@ -15,23 +15,23 @@ import torch
 from infini.nn.protocols import ModelOutput
 from infini.nn.state import State, detach, map_state, place_rows, select_rows
 
-GROWTH = 4
+WEIGHT_GROWTH = 4
 """Factor by which each piece multiplies the total weight in memory."""
-EVERY = 20
+REFRESH_STEPS = 20
 """Steps after which the histories are read again with the current weights."""
-SHARE = 0.5
+HISTORY_FRACTION = 0.5
 """Fraction of the rows that start after a history."""
 
 
 def read_histories(model: Callable[..., ModelOutput], pieces_PT: torch.Tensor) -> State:
     """The states after the first piece, the first two, and so on, one per row; without gradients.
 
-    pieces_PT: token ids. Write weights are such that the memory of row p has the weight of T GROWTH^p tokens.
+    pieces_PT: token ids. Write weights are such that the memory of row p has the weight of T WEIGHT_GROWTH^p tokens.
     """
     state, states = None, []
     with torch.no_grad():
         for p, piece_T in enumerate(pieces_PT):
-            weight = float((GROWTH - 1) * GROWTH ** (p - 1)) if p else 1.0
+            weight = float((WEIGHT_GROWTH - 1) * WEIGHT_GROWTH ** (p - 1)) if p else 1.0
             weight_T = torch.full(piece_T.shape, weight)
             state = detach(model(piece_T[None], state, write_weight_BT=weight_T[None]).state)
             states.append(state)
@@ -39,8 +39,8 @@ def read_histories(model: Callable[..., ModelOutput], pieces_PT: torch.Tensor) -
 
 
 def sample_initial_states(fresh: State, histories: State, rng: np.random.Generator) -> State:
-    """`fresh` with about SHARE of its rows, at random, replaced by states after random histories."""
+    """`fresh` with about HISTORY_FRACTION of its rows, at random, replaced by states after random histories."""
     n_rows, n_histories = (state.clock.slot_B.shape[0] for state in (fresh, histories))
-    rows = np.flatnonzero(rng.random(n_rows) < SHARE)
+    rows = np.flatnonzero(rng.random(n_rows) < HISTORY_FRACTION)
     chosen = rng.integers(0, n_histories, len(rows))
     return place_rows(fresh, torch.from_numpy(rows), select_rows(histories, torch.from_numpy(chosen)))

@@ -24,7 +24,7 @@ from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.memory import sigma
 from infini.nn.protocols import optional
 
-FLOOR = math.exp(-18.0)
+MIN_WRITE = math.exp(-18.0)
 """Lower bound of writes in the penalty, at which it no longer pushes. Ten million tokens that write this much weigh as
 much as a sixth of one token that writes 1."""
 
@@ -48,7 +48,7 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> 
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
         written_BTG = sigma(k_BTGK).mean(-1)
         weight_BTG = attention.write_weights(k_BTGK)
-        written_BTG = (written_BTG if weight_BTG is None else weight_BTG * written_BTG).clamp(min=FLOOR).log()
+        written_BTG = (written_BTG if weight_BTG is None else weight_BTG * written_BTG).clamp(min=MIN_WRITE).log()
         # A key-value head is read by all query heads that share it.
         beta = attention.beta.detach()
         # Outside its call a layer has its shard alone (parallel=fsdp2).
