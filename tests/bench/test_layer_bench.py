@@ -133,12 +133,12 @@ def test_the_other_package_computes_the_same(way: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("suite.layer_tokens=[0]", "suite.layer_tokens=[0]: whole numbers of at least 1"),
+        ("suite.layer_tokens=[0]", "suite.layer_tokens=[0]: must be whole numbers of at least 1"),
         ("suite.layer_tokens=[]", "suite.repeats=0: must be above 0: nothing else is measured"),
         ("suite.layer_full_tokens=-1", "suite.layer_full_tokens=-1: must be at least 0"),
         # Sizes that the layers would not have.
-        ("dims.n_kv_heads=1", "dims.n_kv_heads=1: must be null or 2: suite.layer_tokens measures"),
-        ("dims.d_value=4", "dims.d_value=4: must be null or 8: suite.layer_tokens measures"),
+        ("dims.n_kv_heads=1", "dims.n_kv_heads=1: must be null or 2: other layers are not measured"),
+        ("dims.d_value=4", "dims.d_value=4: must be null or 8: other layers are not measured"),
     ],
 )
 def test_one_line_for_a_mistake(infini: Runner, words: str, said: str) -> None:

@@ -183,7 +183,7 @@ def test_paper_scale_is_the_papers() -> None:
         ("recipe.sparse_loss_scale=0", "recipe.sparse_loss_scale=0.0: must be above 0, or null"),
         ("recipe.length_extension_share=2", "recipe.length_extension_share=2.0: must be between 0 and 1"),
         ("task/pg19=x", "task/pg19='x': no such key"),
-        ("suite.models=[rmt]", r"suite.models=\['rmt'\]: local and others to compare with it"),
+        ("suite.models=[rmt]", r"suite.models=\['rmt'\]: must have local and others to compare with it"),
         (
             "suite.stream_tokens=100",
             "suite.stream_tokens=100: 0, or a multiple of suite.stream_short_tokens=32768, at least",

@@ -115,8 +115,8 @@ def test_bad_settings_are_named_before_anything_is_loaded(project_root: Path) ->
     assert done.stderr.splitlines() == [
         "infini: error: key='1234': must have 5 digits, for example 12345; null: a random one",
         "infini: error: place='1.5': must be start, middle, end, or a number from 0 to 1, for example 0.1",
-        "infini: error: length='1X': must be a positive integer, or one followed by K (1,024) or M (1,048,576), as "
-        "131072, 32K or 1M; did you mean 1K?",
+        "infini: error: length='1X': must be a positive integer, or one followed by K (1,024) or M (1,048,576), "
+        "for example 131072, 32K or 1M; did you mean 1K?",
         "infini: error: length=['1K', '2K']: must be one length, for example 4M: infini demo reads one text",
         "infini: error: length='1025M': infini demo reads at most 1024M tokens",
         "infini: error: length=1000000000000: infini demo reads at most 1024M tokens",

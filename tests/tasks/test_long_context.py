@@ -286,7 +286,7 @@ def test_without_the_harness_a_line_says_how_to_get_it(
 
 def test_a_model_that_cannot_write_the_answer_is_refused() -> None:
     """Its accuracy would be 0 whatever it has learned."""
-    with pytest.raises(InputError, match=r"tokenizer wordlevel-\d+-\w+ cannot write the answer '\d{7}'"):
+    with pytest.raises(InputError, match=r"tokenizer wordlevel-\d+-\w+ cannot encode the answer '\d{7}'"):
         make_prompts("niah_single_1", LENGTH, 1, word_tokenizer(), seed=1)
 
 

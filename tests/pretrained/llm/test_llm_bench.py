@@ -170,7 +170,7 @@ def test_without_a_measurement_it_says_how_to_make_one(infini: Runner, elsewhere
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["suite.prompt_tokens=[0]"], "suite.prompt_tokens=[0]: whole numbers of at least 1"),
+        (["suite.prompt_tokens=[0]"], "suite.prompt_tokens=[0]: must be whole numbers of at least 1"),
         (["suite.prompt_segments=[]"], "suite.prompt_segments=[]: must name at least one"),
         (["suite.prompt_segments=[x]"], "suite.prompt_segments"),
         (["model.memory=none"], "model.memory='none': suite.prompt_tokens measures the memory beside"),

@@ -214,7 +214,7 @@ def test_logits_to_keep_and_hidden_states() -> None:
 def test_other_caches_are_one_clear_error() -> None:
     model, ids = tiny_llm(), prompt(1, 5)
     for kind in ("static", "offloaded", "quantized", "offloaded_static"):
-        with pytest.raises(ValueError, match=f"cache_implementation='{kind}': an injected model has a bounded cache"):
+        with pytest.raises(ValueError, match=f"cache_implementation='{kind}': an injected model has its own bounded"):
             greedy(model, ids, 2, cache_implementation=kind)
     stock = transformers.DynamicCache(config=model.config)
     for call in (lambda: greedy(model, ids, 2, past_key_values=stock), lambda: model(ids, past_key_values=stock)):
