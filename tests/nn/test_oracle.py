@@ -79,6 +79,9 @@ def case(
             layer.input_weight.normal_(generator=generator).mul_(3)
             layer.input_bias.copy_(torch.tensor([0.5, -19.0]))
     x = torch.randn(rows, length, 16, generator=generator)
+    if input:
+        # Keys of zeros have no direction.
+        x[:, 3:5] = 0
     if topic:
         # The first feature says the topic; it lifts half of the key dimensions and sinks the others.
         x[:, :, 0] = torch.where(torch.arange(length) < length // 2, 1.0, -1.0)

@@ -93,9 +93,10 @@ def update_delta(
 def input_gate(k_NK: Tensor, weight_K: Tensor, bias: Tensor) -> Tensor:
     """sigmoid(a . k / |k| + b) of each token [N], whose logit is at least -20 (not in the paper).
 
-    k_NK: keys of one key-value head without positions, none of them 0. weight_K: a. bias: b, a scalar tensor.
+    k_NK: keys of one key-value head without positions. A key of zeros has no direction: its logit is b. weight_K: a.
+    bias: b, a scalar tensor.
     """
-    logits = [torch.dot(weight_K, k / k.square().sum().sqrt()) + bias for k in k_NK]
+    logits = [torch.dot(weight_K, k / k.square().sum().sqrt()) + bias if bool(k.any()) else bias for k in k_NK]
     return torch.stack([1 / (1 + torch.exp(-x if x > -20 else k_NK.new_tensor(20.0))) for x in logits])
 
 
