@@ -1,5 +1,6 @@
 """The half-dilution length against a loop over tokens."""
 
+import re
 import statistics
 
 import pytest
@@ -20,9 +21,9 @@ PROMPTS = ["dims.segment_length=32", "recipe.segments_per_sequence=8", "recipe.c
 
 
 @pytest.mark.parametrize("input_gate", [None, "sigmoid"])
-@pytest.mark.parametrize("n_kv_heads", [None, 1])
+@pytest.mark.parametrize("n_kv_heads", [None, 1, 2])
 def test_half_dilution_is_the_ratio_of_weights(n_kv_heads, input_gate):
-    model = make_model({"name": "infini_linear", "input_gate": input_gate}, n_kv_heads=n_kv_heads)
+    model = make_model({"name": "infini_linear", "input_gate": input_gate}, n_heads=4, n_kv_heads=n_kv_heads)
     ids = random_ids(2, 4 * SEGMENT)
     needle, filler, query = (torch.zeros(ids.shape, dtype=torch.bool) for _ in range(3))
     needle[:, 2:5] = True
@@ -58,9 +59,11 @@ def test_a_model_without_memory_has_none():
 def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
     """What stands behind the key in its own segment writes of the key, and does not grow with the prompt."""
     masks: dict[str, torch.Tensor] = {}
+    rows: list[torch.Tensor] = []
 
     def keep_masks(model, ids_BT, needle_BT, filler_BT, query_BT, advance):
         masks.update(needle=needle_BT, filler=filler_BT, query=query_BT)
+        rows.extend(ids_BT)
         return []
 
     monkeypatch.setattr(evaluation, "half_dilution", keep_masks)
@@ -75,6 +78,13 @@ def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
         assert max(segments["filler"]) < min(segments["query"])
         for number in segments["filler"]:
             assert masks["filler"][row, number * segment : (number + 1) * segment].all()
+        needle, filler, query = (mask[row].nonzero().flatten() for mask in masks.values())
+        sentence = tokenizer.decode(rows[row][needle].numpy())
+        key = "".join(re.findall(r"\d", sentence)[:5])
+        assert rows[row][needle].tolist() == template.key_tokens(key).tolist()
+        # The question's last word asks for the first digit, and its words are no filler.
+        assert rows[row][query].tolist() == [template.question[-1], *template.answer_tokens(key)[:-1]]
+        assert int(filler.max()) <= int(query[0]) - len(template.question)
 
 
 def test_rows_may_be_read_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:

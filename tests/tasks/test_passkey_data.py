@@ -52,6 +52,18 @@ def test_stages_have_as_many_tokens_and_prompts_fill_their_last_segment() -> Non
         assert used.max() <= length and used.min() > length - segment - 24
 
 
+@pytest.mark.parametrize(
+    ("segments", "curriculum", "longest"),
+    [(4, "null", 8192), (64, "null", 16384), (4, "[[256,16384]]", 16384)],
+)
+def test_what_is_longer_than_all_training_prompts_depends_on_the_recipe(
+    segments: int, curriculum: str, longest: int
+) -> None:
+    words = ["dims.segment_length=256", f"recipe.segments_per_sequence={segments}", f"recipe.curriculum={curriculum}"]
+    template, _ = prompts.make_template(compose(["task=passkey", *words]), TOKENIZER, "test")
+    assert template.longest_training == longest
+
+
 def test_questions_and_keys_fall_on_every_place_of_the_grid() -> None:
     made = batches(batch_size=64)
     ends = torch.cat([made.batch(index, 1)["mask_BT"].sum(1) for index in range(4)]) % 128

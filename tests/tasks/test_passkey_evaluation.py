@@ -18,7 +18,7 @@ from infini.models import build_model
 from infini.report.intervals import proportion_interval
 from infini.tasks.passkey.answers import Answer, _Reader, answer_questions, make_questions, tokens_to_read
 from infini.tasks.passkey.evaluation import _FIELDS, _cell, _entry
-from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
+from infini.tasks.passkey.prompt import PasskeyTemplate, input_ids, word_tokenizer
 from infini.tasks.text.documents import _train_bpe
 
 TOKENIZER = word_tokenizer()
@@ -257,6 +257,8 @@ def test_a_cell_says_how_sure_it_is_of_what_prompts_it_asked():
     assert (cell["token_accuracy"], cell["exact_match"]) == (0.9, 0.8)
     assert (cell["low"], cell["high"]) == pytest.approx(proportion_interval(45, 50))
     assert (cell["exact_low"], cell["exact_high"]) == pytest.approx(proportion_interval(40, 50))
+    # A key of more tokens counts for more.
+    assert _cell(1, "start", [entry | {"right": 1, "tokens": 2}, entry | {"right": 4}])["token_accuracy"] == 5 / 6
     right = _cell(1, "start", [entry | {"right": 4}] * 50)
     assert right["low"] == right["exact_low"] == pytest.approx(0.92888, abs=1e-4)
     assert right["high"] == 1.0
@@ -321,6 +323,17 @@ def test_the_end_needs_no_memory_where_key_and_question_share_a_segment(segment,
     assert prompt.blocks[1] == 0
     answer = Answer(question, prompt.answer, 0.0, 1.0, 0.0, 404, 0, 0)
     assert _entry(answer, TOKENIZER, segment, 0)["same_segment"] is same
+
+
+def test_a_segment_is_shared_from_the_keys_last_mention_to_the_last_token_that_is_read():
+    (question,) = questions_of(examples=1, lengths=[400], depths={"end": 1.0}, longest_training=100)
+    prompt = question.prompt
+    ids, key = input_ids(prompt, TOKENIZER.bos_id).tolist(), prompt.answer.tolist()
+    mention = max(at for at in range(len(ids)) if ids[at : at + len(key)] == key)
+    last = len(ids) - 1
+    answer = Answer(question, prompt.answer, 0.0, 1.0, 0.0, 404, 0, 0)
+    for segment, same in ((last + 1, True), (last, False), (mention, True), (mention + 1, False)):
+        assert _entry(answer, TOKENIZER, segment, 0)["same_segment"] is same
 
 
 def test_two_lengths_with_one_prompt_are_answered():

@@ -131,6 +131,17 @@ def test_filler_counts_are_never_shared_with_training(encoders):
     assert not seen[True] & seen[False] and min(map(len, seen.values())) > 50
 
 
+def test_evaluation_prompts_longer_than_all_training_prompts_have_any_filler_counts(encoders):
+    template = PasskeyTemplate(encoders["words"].encode, longest_training=600)
+    rng = np.random.default_rng(3)
+
+    def held_out(length):
+        found = [template.example(length, depth, rng, training=False).blocks for depth in np.linspace(0, 1, 30)]
+        return {(x + 3 * y) % 7 == 0 for x, y in found}
+
+    assert held_out(600) == {True} and held_out(601) == {True, False}
+
+
 def test_a_seed_gives_the_same_example(encoders):
     template = PasskeyTemplate(encoders["bpe"].encode, distractors=2)
     a, b, c = (whole(template.example(3000, 0.5, np.random.default_rng(seed), False)) for seed in (7, 7, 8))
