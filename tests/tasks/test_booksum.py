@@ -135,6 +135,8 @@ def test_rouge_is_the_mean_or_the_maximum_over_references() -> None:
     assert rouge(same, [same, other], "max") == pytest.approx(dict.fromkeys(TYPES, 100.0))
     # Two of three words on either side are shared; stems count.
     assert rouge("cats sat here", ["cat sat there"])["rouge1"] == pytest.approx(200 / 3)
+    # Two words of two and of six: the harmonic mean of 1 and 1/3.
+    assert rouge("the cat", ["the cat sat on this mat"])["rouge1"] == pytest.approx(50.0)
     with pytest.raises(ValueError, match="references"):
         rouge(same, [])
 
@@ -144,6 +146,9 @@ def test_sentences_of_r_lsum_end_at_full_stops_questions_and_exclamations() -> N
     # The order of sentences matters to R-L, not to R-Lsum.
     scores = rouge("It ran away. The cat sat.", ["The cat sat. It ran away."])
     assert scores["rougeLsum"] == pytest.approx(100.0) and scores["rougeL"] < 70
+    # A reference has sentences, too.
+    scores = rouge("The cat sat and it ran away.", ["It ran away. The cat sat."])
+    assert scores["rougeLsum"] == pytest.approx(1200 / 13) and scores["rougeL"] == pytest.approx(600 / 13)
 
 
 def test_overall_is_of_the_means_and_intervals_hold_them() -> None:
