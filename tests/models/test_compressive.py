@@ -11,7 +11,7 @@ from helpers import SEGMENT, TOLERANCE, assert_close, assert_same_gradients, lay
 
 from infini.models.compressive import Compression, CompressiveAttention
 from infini.nn.grid import plan
-from infini.nn.state import State, memory_floats
+from infini.nn.state import State, memory_floats, select_rows
 
 D, H, G, K, V, N = 12, 4, 2, 6, 4, SEGMENT
 KINDS = pytest.mark.parametrize("kind", get_args(Compression))
@@ -228,6 +228,17 @@ def test_the_loss_does_not_depend_on_the_cuts(cuts: list[int]) -> None:
         parts += 0.0 if loss is None else float(loss) * length / len(x)
         start += length
     assert float(whole) == pytest.approx(parts, rel=1e-12) and parts > 0
+
+
+def test_the_loss_of_rows_at_different_slots_is_the_mean_of_theirs() -> None:
+    model = make_model({"name": "compressive"}).train()
+    mask = torch.ones(2, 3 * N, dtype=torch.bool)
+    mask[1, 3 * N - 3 :] = False
+    state = model(random_ids(2, 3 * N), mask_BT=mask).state
+    ids = random_ids(2, 2 * N, seed=2)
+    alone = [float(model(ids[row : row + 1], select_rows(state, torch.tensor([row]))).aux_loss) for row in range(2)]
+    assert min(alone) > 0
+    assert float(model(ids, state).aux_loss) == pytest.approx(sum(alone) / 2, rel=1e-12)
 
 
 def test_a_segment_that_padding_cut_short_has_no_loss() -> None:

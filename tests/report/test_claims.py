@@ -186,6 +186,8 @@ def test_delta_may_be_worse_by_a_hundredth(loss: float, verdict: str) -> None:
         ([[0.05, 0.5], [0.02, 0.501]], True, False, False),
         ([[0.05, 0.3], [0.02, 0.95]], True, False, False),
         ([[0.05, 0.6], [0.02, 0.95]], True, True, True),
+        # Half of all gates are not most of them.
+        ([[0.05, 0.3], [0.3, 0.45]], False, False, False),
         # The middle layer is of both halves.
         ([[0.05, 0.05], [0.02, 0.95], [0.05, 0.05]], True, False, True),
     ],
