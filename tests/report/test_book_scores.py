@@ -12,9 +12,9 @@ from summary_runs import on_the_logit, summaries
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.book_scores import METRICS, interval_over_books
+from infini.report.book_scores import METRICS, difference_of_scores, interval_over_books
 from infini.report.load import load_report
-from infini.report.selection import select_runs
+from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books
@@ -89,6 +89,17 @@ def test_books_that_a_seed_lacks_count_in_none() -> None:
     assert interval([alike([1, 3, 1000]), fewer], "rouge2") == pytest.approx(on_the_logit([1, 3]))
     with pytest.raises(ValueError, match="no book is in all cells"):
         interval_over_books([alike([1, 3]), cell({"z": [3] * 4})], "rouge2")
+
+
+def test_rows_are_compared_on_the_books_that_both_have() -> None:
+    more, fewer = (summaries(model, {0: (3, 5, 40)})[1] for model in ("infini_linear", "infini_delta"))
+    del fewer.series["cells"][0]["books"][2]
+    for book in fewer.series["cells"][0]["books"]:
+        book |= dict.fromkeys(METRICS, 2.0)
+    for runs in ({"a": [more], "b": [fewer]}, {"b": [more], "a": [fewer]}):
+        found = difference_of_scores(Selection(runs, {}), [("a", 0), ("b", 0)], np.array([1.0, -1.0]))
+        assert found is not None and found[0].n_documents == 2
+        assert abs(found[0].mean) == pytest.approx(2.0)
 
 
 def reference(model: str, scores: Sequence[Sequence[float]]) -> list[RunRecord]:

@@ -207,6 +207,10 @@ def test_what_is_not_the_rows_stays_out_of_the_papers_table(trained: Any, asked:
     assert rows_of(pair(trained=trained, asked=asked)) == {}
 
 
+def test_inputs_as_long_as_the_papers_are_not_longer() -> None:
+    assert list(rows_of(pair(trained={"recipe.curriculum": [[128, 5120]]}))) == ["linear"]
+
+
 def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
     runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
     assert list(rows_of([BOOKS, *runs])) == ["linear_finetuned"]
@@ -288,6 +292,10 @@ def test_a_cell_says_from_how_many_seeds_it_is() -> None:
     runs = [*pair(seed=1), *pair(seed=2, lengths=[2**15])]
     row = next(row for row in report().render("laptop", [], runs).tables[0].rows if row.model == "linear/yours")
     assert [(cell.text, cell.n_seeds) for cell in row.cells[1:3]] == [("100/100/100*", 2), ("100/100/100* (1)", 1)]
+    # The place that was asked of the fewest counts.
+    del runs[3].series["cells"][0]
+    row = next(row for row in report().render("laptop", [], runs).tables[0].rows if row.model == "linear/yours")
+    assert (row.cells[1].text, row.cells[1].n_seeds) == ("100/100/100* (1)", 1)
 
 
 @pytest.mark.parametrize(
@@ -386,6 +394,11 @@ def test_what_stands_behind_a_row() -> None:
     shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
     assert (shown["Examples a cell"], shown["Worst cell"], shown["Exact match"]) == ("50", "50 [29.3, 70.7]", "50")
     assert shown["Longest"] == "640"
+    runs = [*pair(accuracy=0.5), *pair(accuracy=0.6, seed=2)]
+    runs[1].series["cells"][4]["token_accuracy"] = 0.3
+    table = report().render("laptop", [], runs).tables[1]
+    (worst,) = [row.cells[table.columns.index("Worst cell")].text for row in table.rows if row.model == "linear/yours"]
+    assert worst.startswith("30 [")
 
 
 def test_rows_to_run_are_checked() -> None:

@@ -46,7 +46,8 @@ def test_an_evaluation_made_again_is_no_rival_of_itself(report: Report) -> None:
     again = replace(once, run_id="again", started="2100-01-01T00:00:00Z", data={**once.data, "beside": {".jsonl": {}}})
     table = report.render("laptop", [], [once, again]).tables[0]
     assert [row.cells for row in table.rows if "again" in str(row.cells)] and "eval-local-1" not in str(table)
-    for other in (replace(again, parent="another"), replace(again, config_hash="another")):
+    others: list[dict[str, Any]] = [{"parent": "another"}, {"config_hash": "another"}, {"results": {}}, {"series": {}}]
+    for other in (replace(again, **changes) for changes in [*others, {"data": {**once.data, "documents": 2}}]):
         with pytest.raises(InputError, match="two runs for seed 1"):
             report.render("laptop", [once, other])
 
@@ -120,6 +121,16 @@ def test_seeds_that_started_elsewhere_do_not_share_a_cell(report: Report) -> Non
     assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
     with pytest.raises(InputError, match=r"init_from \"full\" and \"unknown\""):
         select_runs(report, "laptop", [runs[0], *runs[2:]])
+    # So does what these started from.
+    firsts = [make_train("full", seed, run_id=f"first-{seed}") for seed in (1, 2)]
+    for start in starts:
+        start.config["init_from"] = f"outputs/checkpoints/first-{start.seed}"
+    assert len(select_runs(report, "laptop", [*firsts, *runs]).runs["local"]) == 2
+    firsts[1].config["recipe"] = {"steps": 20}
+    with pytest.raises(InputError, match=r"start start recipe\.steps 1200 and 20"):
+        select_runs(report, "laptop", [*firsts, *runs])
+    for start in starts:
+        start.config["init_from"] = None
     starts[1].config["recipe"] = {"steps": 20}
     with pytest.raises(InputError, match=r"start recipe\.steps 1200 and 20"):
         select_runs(report, "laptop", runs)
