@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import SEGMENT, VOCABULARY, make_model, models_by, variant_id, variants, with_memory
+from report_runs import make_eval
 
 from infini.evaluation.perplexity import (
     Binned,
@@ -23,6 +25,7 @@ from infini.evaluation.perplexity import (
     stream_with_foreign_memory,
 )
 from infini.nn.state import State, is_memory, leaves
+from infini.tasks.text.document_evaluation import _add_knockouts
 
 BOS = VOCABULARY - 1
 OF_MEMORY = re.compile(r"\d\.memory\.(\w+\.)?z_BGK")
@@ -337,6 +340,19 @@ def test_exchange_takes_memory_and_nothing_else(options: dict[str, Any]) -> None
         n_memory += is_memory(path)
         assert torch.equal(after, before.flip(0) if is_memory(path) else before), path
     assert n_memory == memories_of_a_layer(options) * len(state.layers)
+
+
+def test_the_cost_of_a_knock_out_is_a_mean_over_tokens() -> None:
+    record = make_eval("infini_linear", 1)
+    tokens, nll = np.array([1000, 2000, 4000]), np.array([10.0, 20.0, 40.0])
+    own, base = (SimpleNamespace(tokens=tokens, nll=nll + more, growth=[[0.5]]) for more in (1.0, 2.0))
+    foreign, reset = (SimpleNamespace(tokens=tokens, nll=nll + np.array(more)) for more in ([8, 1, 1], [2, 2, 72]))
+    _add_knockouts(record, own, foreign, reset, base)
+    assert record.results["foreign_delta"]["value"] == pytest.approx(7 / 7000)
+    assert record.results["reset_delta"]["value"] == pytest.approx(70 / 7000)
+    names = ("nll_foreign", "nll_foreign_base", "nll_reset", "nll_reset_base", "foreign_tokens", "reset_tokens")
+    assert [record.documents[2][name] for name in names] == [41, 41, 112, 42, 4000, 4000]
+    assert record.series["normaliser_growth"] == [[0.5]]
 
 
 def test_foreign_needs_two_documents() -> None:

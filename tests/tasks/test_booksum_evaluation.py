@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -145,6 +146,22 @@ def test_scores_are_made_again_from_what_lies_beside_the_record(infini: Runner, 
             assert cell[name] == pytest.approx(mean, abs=1e-3)
             assert cell[f"{name}_interval"] == (None if low is None else pytest.approx([low, high], abs=0.1))
     assert run.results[OVERALL]["value"] == run.series["cells"][1][OVERALL]
+
+
+def test_the_result_is_that_of_the_longest_input(
+    infini: Runner, words: list[str], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " ".join(itertools.chain(*load_books("test", data, "none/none").summaries))
+    original = evaluation.summarise
+
+    def summarised(model: Any, tokenizer: Any, book: np.ndarray, *others: Any) -> dict[str, Any]:
+        return original(model, tokenizer, book, *others) | {"summary": text if len(book) > 64 else ""}
+
+    monkeypatch.setattr(evaluation, "summarise", summarised)
+    infini("eval", *words, "length=1K,64", "decoding.max_new_tokens=1")
+    (run,) = infini.records("eval")
+    overall = {cell["length"]: cell[OVERALL] for cell in run.series["cells"]}
+    assert run.results[OVERALL]["value"] == overall[1024] > overall[64] == 0
 
 
 def test_an_evaluation_goes_on_with_the_books_that_are_missing(
