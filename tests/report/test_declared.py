@@ -180,6 +180,13 @@ def test_a_training_with_other_options_steps_back_for_one_as_declared() -> None:
     assert alone.text.endswith(" †") and alone != one.cell("infini_linear", "PG19 yours")
 
 
+def test_a_training_steps_back_for_none_of_another_seed() -> None:
+    runs = with_trainings([make_eval("infini_linear", seed) for seed in (1, 2)])
+    runs[3].data["source"] = "synthetic"
+    cell = rendered(runs).tables[0].cell("infini_linear", "PG19 yours")
+    assert cell.text.endswith(" †") and cell.n_seeds == 2
+
+
 def test_what_steps_back_is_named_and_a_choice_of_the_users_stands() -> None:
     """With report.aggregate=newest the newest run decides, however it was trained."""
     usual, other = make_eval("infini_linear", 1, loss=4.0), make_eval("infini_linear", 1, loss=3.0)

@@ -185,6 +185,10 @@ def test_references_are_evaluated_without_a_model(infini: Runner, tmp_path: Path
     assert len(scores) == books
     if reference == "human":
         assert scores[0]["rouge1"] == pytest.approx(rouge("And cats.", ["Dogs."])["rouge1"])
+    if reference == "lead":
+        text = " ".join("test tells of dogs and cats." for _ in range(80))
+        lead = references.lead(text, run.config["task"]["reference_words"])
+        assert scores[1]["rouge1"] == pytest.approx(rouge(lead, ["Dogs.", "And cats."])["rouge1"], abs=1e-3)
     if reference == "oracle":
         assert scores[0]["rouge1"] == pytest.approx(100.0), "the summary is a sentence of the book"
 
