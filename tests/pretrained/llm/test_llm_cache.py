@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_forks_share_nothing(options: dict[str, Any], name: str) -> None:
     assert cache.lengths == [book.shape[1]] and cache.columns == book.shape[1]
 
 
-def test_inputs_behind_padding() -> None:
+def test_inputs_behind_padding(tmp_path: Path) -> None:
     """Prompts of two lengths, then a question to each."""
     model = tiny_llm("gemma3")
     prompts, ids, mask = padded([N + 1, 3])
@@ -112,8 +113,24 @@ def test_inputs_behind_padding() -> None:
     drawn = greedy(model, asked.pop("input_ids"), N, **asked)[:, -N:]
     for row, one, question in zip(drawn, prompts, questions, strict=True):
         assert torch.equal(row, greedy(model, torch.cat([one, question])[None], N)[0, -N:])
+    assert cache.fork(2).lengths == [N + 1, N + 1, 3, 3]
+    cache.save(tmp_path / "cache.safetensors")
+    loaded = InfiniCache.load(tmp_path / "cache.safetensors", model)
+    assert torch.equal(loaded.inputs(questions)["attention_mask"], asked["attention_mask"])
     with pytest.raises(ValueError, match="input_ids has 3 rows, the cache 2"):
         cache.inputs(prompt(3, 4))
+
+
+def test_padding_between_texts_is_none_before_them() -> None:
+    model, mask = tiny_llm(), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 5:7] = 0
+    cache = InfiniCache(model)
+    with torch.no_grad():
+        model(prompt(2, 5), past_key_values=cache)
+        model(prompt(2, 4, seed=2), attention_mask=mask, past_key_values=cache)
+    assert cache.lengths == [9, 7]
+    with pytest.raises(ValueError, match="padding after a row's first token"):
+        cache.inputs(prompt(2, 3))
 
 
 @pytest.mark.parametrize(("name", "options"), [pytest.param("llama", {}, id="llama"), *_STOCK])
@@ -174,6 +191,11 @@ def test_padding_in_a_sliding_window_is_refused(name: str) -> None:
     found = greedy(model, after[0], 5, attention_mask=after[1])[:, -5:]
     for row, one, real in zip(found, after[0], after[1].bool(), strict=True):
         assert torch.equal(row, greedy(model, one[real][None], 5)[0, -5:])
+    for window, holds_all in ((2 * N + 1, True), (2 * N, False)):
+        model = inject(tiny_base(name, sliding_window=window), N, gate_init=-0.5, layers=layers)
+        refused = pytest.raises(ValueError, match="row 1 has 8 columns of padding behind its first token")
+        with torch.no_grad(), contextlib.nullcontext() if holds_all else refused:
+            model(after[0], attention_mask=after[1])
 
 
 @pytest.mark.parametrize(("name", "options"), [("llama", {"layers": [1]}), ("gemma3", {})])
@@ -228,6 +250,17 @@ def test_crop_leaves_no_trace(read: int, options: dict[str, Any], name: str) -> 
         after = prompt(1, N + 3, seed=8)
         expected = logits_in_calls(model, after, [1] * (N + 3), plain)[0]
         assert_close(logits_in_calls(model, after, [1] * (N + 3), cache)[0], expected, 1e-10, f"{removed} removed")
+
+
+def test_crop_takes_back_padding_before_a_text() -> None:
+    model, mask = tiny_llm(), torch.tensor([[1, 1, 1, 1], [0, 0, 0, 1]])
+    cache = InfiniCache(model)
+    cache.activate_past_recording()
+    with torch.no_grad():
+        model(prompt(2, 4), attention_mask=mask, past_key_values=cache)
+    cache.crop(-2)
+    assert cache.lengths == [2, 0]
+    assert cache.inputs(prompt(2, 1))["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_what_crop_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

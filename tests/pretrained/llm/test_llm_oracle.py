@@ -171,6 +171,18 @@ def test_the_state_is_the_oracles_however_calls_are_cut(rule: str, options: dict
             assert_close(state.memory.z_BGK[row : row + 1], z, EXACT, f"z of row {row}")
 
 
+@OPTIONS
+def test_calls_of_several_tokens_are_one_call(options: dict[str, Any]) -> None:
+    """Cut inside the first segment, inside others and at their ends."""
+    model, ids = exact_model("delta", **options), prompt(2, 4 * N + 3)
+    cache, start, logits = InfiniCache(model), 0, []
+    with torch.no_grad():
+        for length in (1, 2, N - 3, N, 3, 2 * N):
+            logits.append(model(ids[:, start : start + length], past_key_values=cache).logits)
+            start += length
+        assert_close(torch.cat(logits, 1), model(ids, use_cache=False).logits, EXACT, "logits")
+
+
 def test_first_segment_zero_reads_nothing(rule: str = "delta") -> None:
     """The gate takes its share of local attention all the same."""
     model = exact_model(rule, first_segment="zero")
