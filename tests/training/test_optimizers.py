@@ -209,6 +209,18 @@ def test_position_biases_come_to_where_they_tell_tokens_apart(name: str, model: 
 
 
 @pytest.mark.parametrize("name", groups()["optimizer"])
+def test_averages_and_rates_are_those_of_the_configuration(name: str) -> None:
+    """Adafactor has no betas, and its steps of position biases are not larger: their scale is at least 1 already."""
+    config = optimizer_config(name=name, betas=[0.8, 0.9])
+    optimizer = build_optimizer(build_model({"name": "transformer_xl"}, tiny_dims(), VOCABULARY), config)
+    averaged = {group["name"]: tuple(group["betas"]) for group in optimizer.param_groups if "betas" in group}
+    others = {"adamw": ("matrices", "others", "biases"), "muon": ("others", "biases"), "adafactor": ()}
+    assert averaged == dict.fromkeys(others[name], (0.8, 0.9))
+    (biases,) = [group for group in optimizer.param_groups if group["name"] == "biases"]
+    assert biases["lr"] == config.lr * (1 if name == "adafactor" else BIAS_FACTOR)
+
+
+@pytest.mark.parametrize("name", groups()["optimizer"])
 def test_only_matrices_decay(name: str) -> None:
     model = make_model(WITH_MEMORY[0], torch.float32)
     optimizer = build_optimizer(model, optimizer_config(name=name, weight_decay=0.5))
