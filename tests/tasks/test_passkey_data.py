@@ -322,6 +322,18 @@ def test_a_loss_on_few_tokens_is_the_loss_on_those_tokens() -> None:
     assert float(made._loss(hidden, targets).detach()) == pytest.approx(float(expected), rel=1e-9)
 
 
+def test_the_second_loss_is_a_mean_over_its_own_targets() -> None:
+    made, batch = module(), batches(lm_loss_weight=0.1).batch(0, 0)
+    made.model.resize_segments(batch["segment_length"])
+    for name in ("ids_BT", "targets_BT", "lm_targets_BT"):
+        batch[name] = torch.where(batch[name] == IGNORE, IGNORE, batch[name] % len(made.model.output_weight))
+    with torch.no_grad():
+        objective, loss, _ = made._read(batch, None, made._whole(batch))
+        hidden = made.model(batch["ids_BT"], mask_BT=batch["mask_BT"]).hidden_BTD
+        second = made._loss(hidden, batch["lm_targets_BT"])
+    assert float(objective - loss) == pytest.approx(batch["lm_weight"] * float(second), rel=1e-6)
+
+
 def test_keys_stand_on_every_place_of_the_grid_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks alone before the key put it on one place in 24, the evaluation's: chance and one in 28, no more."""
     fed, places = prompts.input_ids, []

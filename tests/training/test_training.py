@@ -331,10 +331,12 @@ def test_the_carried_state_is_part_of_a_checkpoint() -> None:
     module = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
     module.log = lambda *_, **__: None  # type: ignore[method-assign]
     module.training_step(batch(1), 0)
+    module.stage, module.stage_loss, module.stage_steps = 2, 0.75, [3, 8]
     checkpoint: dict[str, Any] = {}
     module.on_save_checkpoint(checkpoint)
     other = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
     other.on_load_checkpoint(checkpoint)
+    assert (other.stage, other.stage_loss, other.stage_steps) == (2, 0.75, [3, 8])
     for (path, mine), (_, theirs) in zip(leaves(module.carried), leaves(other.carried), strict=True):
         assert torch.equal(mine, theirs), path
     assert other.loss_curve == module.loss_curve
