@@ -131,8 +131,8 @@ class Report(RunReport):
         require(self.task in self.benchmarks, "report.task", self.task, f"a task of report.benchmarks{hint}")
         for key in ("baseline", "memory_baseline"):
             row = getattr(self, key)
-            hint = did_you_mean(str(row), self.models)
-            require(row is None or row in self.models, f"report.{key}", row, f"a row of report.models{hint}")
+            allowed = f"must be null or a row of report.models{did_you_mean(str(row), self.models)}"
+            require(row is None or row in self.models, f"report.{key}", row, allowed)
         alone = bool(self.baselines) and self.baseline is None
         require(not alone, "report.baselines", self.baselines, "needs report.baseline, for the rows it does not name")
         for key in ("paper", "variants", "baselines", "compared_in_paper"):

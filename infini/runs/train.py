@@ -283,8 +283,8 @@ class _Training:
         if self.unfinished.claim(self.record):
             warn(self.console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
         if products := self.record.environment.get("products"):
-            what = f"{self.record.run_id} was started with products in {products[0]}: no single machine reproduces it"
-            warn(self.console, what)
+            what = f"was started with matrix products in {products[0]}: no single machine reproduces it"
+            warn(self.console, f"{self.record.run_id} {what}")
         point, damaged = self.unfinished.newest()
         for path in damaged:
             warn(self.console, f"{path}: damaged, skipped")

@@ -233,7 +233,7 @@ class _Book:
             if item.fallback is None or item.fallback in seen or item.fallback not in manifest:
                 if textless:
                     return None
-                raise _PageError(f"{manifest[idref].href} is of the media type {kind!r}, which has no readable text")
+                raise _PageError(f"{manifest[idref].href} is of the media type {kind!r}, from which no text is read")
             seen.add(item.fallback)
             item = manifest[item.fallback]
         name = self._find(item.href, posixpath.dirname(self.package))

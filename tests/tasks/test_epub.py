@@ -157,7 +157,7 @@ def test_what_no_page_needs_may_be_missing(tmp_path: Path) -> None:
     [
         ({"b.xhtml": XHTML}, "'ia.xhtml' is not in the manifest"),
         ({"a.xhtml": XHTML}, "a.xhtml is not in the archive"),
-        ({"a.xhtml": "application/pdf"}, "a.xhtml is of the media type 'application/pdf', which has no readable text"),
+        ({"a.xhtml": "application/pdf"}, "a.xhtml is of the media type 'application/pdf', from which no text is read"),
     ],
 )
 def test_a_page_that_is_missing_is_said(tmp_path: Path, items: dict[str, str], message: str) -> None:

@@ -193,7 +193,7 @@ def test_padding_in_a_sliding_window_is_refused(name: str) -> None:
         assert torch.equal(row, greedy(model, one[real][None], 5)[0, -5:])
     for window, holds_all in ((2 * N + 1, True), (2 * N, False)):
         model = inject(tiny_base(name, sliding_window=window), N, gate_init=-0.5, layers=layers)
-        refused = pytest.raises(ValueError, match="row 1 has 8 columns of padding behind its first token")
+        refused = pytest.raises(ValueError, match="row 1 has 8 columns of padding after its first token")
         with torch.no_grad(), contextlib.nullcontext() if holds_all else refused:
             model(after[0], attention_mask=after[1])
 
