@@ -483,7 +483,7 @@ def test_long_histories_are_not_read_by_a_pretrained_model(llm: Llm) -> None:
 
 
 def test_no_network_is_one_line() -> None:
-    with pytest.raises(InputError, match="^model.base='nobody/nothing': its config cannot be downloaded from"):
+    with pytest.raises(InputError, match="^model.base='nobody/nothing': its configuration cannot be downloaded from"):
         _ = Base("nobody/nothing").config
 
 
