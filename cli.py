@@ -2,7 +2,7 @@
 
 import sys
 
-from infini.cli.main import main
+from infini.__main__ import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from infini.cli.arguments import bracketed, check_lengths, prepare, refuse_bare_words, refuse_unread, without_dashes
 from infini.cli.completion import HELP, script
-from infini.cli.messages import one_line
+from infini.cli.messages import interrupted, one_line
 from infini.cli.sweep import share, sweep
 from infini.commands import Verb, verbs
 from infini.config.schema import key_of
@@ -37,16 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
                 finish()
                 return code
         except KeyboardInterrupt as stopped:
-            message = str(stopped) or (verb.if_stopped if verb is not None else "")
-            print(f"infini: interrupted{'; ' * bool(message)}{message}", file=sys.stderr)
-            return INTERRUPTED
+            return _interrupted(verb, str(stopped))
         except Exception as error:
             if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:
                 return 0
             if (line := one_line(error)) is None:
+                if interrupted(error):
+                    return _interrupted(verb)
                 raise
             print(f"infini: error: {line}", file=sys.stderr)
             return USAGE_ERROR
+
+
+def _interrupted(verb: Verb | None, message: str = "") -> int:
+    message = message or (verb.if_stopped if verb is not None else "")
+    print(f"infini: interrupted{'; ' * bool(message)}{message}", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -26,3 +26,13 @@ def one_line(error: Exception) -> str | None:
         return None
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}; existing files are unchanged"
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether an error was raised while Ctrl-C was being handled, as by a library that could not clean up."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return True
+        cause = cause.__context__
+    return False

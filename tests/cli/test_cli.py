@@ -361,6 +361,35 @@ def test_who_stops_a_command_is_told_what_it_does_when_started_again(
     assert shown.startswith("infini: interrupted; ") and shown.endswith(said) and shown.count("\n") == 1
 
 
+def test_ctrl_c_is_one_line_if_a_library_fails_to_clean_up(
+    calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(cfg: Config, overrides: list[str]) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            # As omegaconf's flag_override does while a configuration is composed.
+            raise AttributeError("'NoneType' object has no attribute '_invalidate_flags_cache'")
+
+    monkeypatch.setattr(sys.modules[verbs()["eval"].module], "run", interrupted)
+    assert cli.main(["eval"]) == 130
+    shown = capsys.readouterr().err
+    assert shown.startswith("infini: interrupted; results so far are kept") and shown.count("\n") == 1
+
+
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback(project_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise KeyboardInterrupt\n")
+    for start in (["-m", "infini"], [str(project_root / "cli.py")]):
+        stopped = subprocess.run(
+            [sys.executable, *start, "table"],
+            cwd=project_root,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("arguments", [["train"], ["train", "-m", "seed=1,2"]])
 def test_a_full_disk_is_one_line_in_a_sweep_too(
     arguments: list[str], calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
