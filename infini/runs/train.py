@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -294,6 +295,10 @@ class _Training:
         """Validate, save the model, write the record, and remove the checkpoints of the training."""
         cfg, module, record, tokenizer = self.cfg, self.module, self.record, self.data.tokenizer
         seconds = module.seconds
+        # Gradients and the optimizer's state, which the trainer holds, are three times the weights.
+        module.zero_grad()
+        module.trainer = self.data.trainer = None
+        gc.collect()
         model = module.model.to(self.device).eval()
         record.results = self.data.validate(model, self.device)
         _check_validation(record.results, cfg.recipe.steps)

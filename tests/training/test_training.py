@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(corpus: Path, results: Path, *overrides: str) -> RunRecord:
     words = [*TINY, "logger=none", f"task.data_dir={corpus}", f"results_dir={results}", *overrides]
     return train_command.train(compose(words), words)
+
+
+def test_validation_needs_no_memory_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients and the optimizer's state are three times the weights."""
+    optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+    configure, validate = LanguageModelModule.configure_optimizers, DocumentDataModule.validate
+
+    def configured(self: LanguageModelModule) -> Any:
+        made = configure(self)
+        optimizers.append(weakref.ref(made["optimizer"]))
+        return made
+
+    def validated(self: DocumentDataModule, model: torch.nn.Module, device: torch.device) -> Any:
+        assert [reference() for reference in optimizers] == [None]
+        assert all(weight.grad is None for weight in model.parameters())
+        return validate(self, model, device)
+
+    monkeypatch.setattr(LanguageModelModule, "configure_optimizers", configured)
+    monkeypatch.setattr(DocumentDataModule, "validate", validated)
+    train(write_corpus(tmp_path / "corpus"), tmp_path / "results")
 
 
 def stop_at(patch: pytest.MonkeyPatch, step: int) -> None:
