@@ -324,6 +324,29 @@ def test_the_model_on_paper_is_what_its_assumptions_give() -> None:
     assert f"are {2 * 2 * heads * size * layers * 2**20 / 1e9:.0f} GB" in page
 
 
+def test_the_keys_found_in_a_million_tokens_are_those_of_their_table() -> None:
+    titles = {
+        "With a penalty on writes (ours)": ("{}, scratch, penalty on writes", "published"),
+        "With length extension (ours)": ("{}, scratch, length extension", "published"),
+        "With neither": ("{}, scratch, no penalty on writes", "published"),
+        "The paper's protocol, fine-tuned for 400 steps": ("{}, PG19, fine-tuned 400 steps", "published"),
+        "The same, inputs of at most 512 tokens": ("{}, PG19, fine-tuned 400 steps, short inputs", "published"),
+        "The paper's protocol, zero-shot": ("{}, PG19, zero-shot", "published"),
+        "The memory emptied before every segment": ("Control: {}, memory knocked out", "published"),
+        "The paper's model, fine-tuned for 400 steps": ("{}, PG19, fine-tuned 400 steps", "paper"),
+        "The paper's model, zero-shot": ("{}, PG19, zero-shot", "paper"),
+    }
+    page = (ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8")
+    percent = r"([\d.]+ / [\d.]+ / [\d.]+)"
+    rows = re.findall(rf"^\| ([^|]+) \| {percent} \| {percent} \|$", page, re.MULTILINE)
+    assert {name for name, *_ in rows} == set(titles)
+    for name, *found in rows:
+        title, source = titles[name]
+        for rule, said in zip(("Linear", "Linear + Delta"), found, strict=True):
+            published = row_of("tables/table3_passkey_laptop.md", title.format(rule), source).split("|")[-2]
+            assert said.replace(" ", "") == published.strip(" *")
+
+
 def test_perplexities_by_training_tokens_are_those_of_their_table() -> None:
     """And the paper's comparison, of Linear with sixteen times the tokens and the others without."""
     names = {
