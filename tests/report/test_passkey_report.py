@@ -263,6 +263,17 @@ def test_an_extended_run_never_stands_beside_the_papers_numbers() -> None:
         assert not (row.paper and additions_of(row, "laptop")["extended"])
 
 
+@pytest.mark.parametrize("name", ["table3_passkey", "llm_passkey"])
+def test_fine_tuned_rows_beside_the_papers_numbers_have_keys_of_all_digits(name: str) -> None:
+    """Keys of few different digits are an addition, and may be why a model repeats one digit."""
+    rows = load_report(compose([f"report={name}"]).report).rows  # type: ignore[attr-defined]
+    tuned = [row for row in rows.values() if row.paper and row.recipe and row.recipe.endswith("_finetune")]
+    assert len(tuned) == 2
+    for row in tuned:
+        words = [f"recipe={row.recipe.format(scale='laptop')}", f"model={row.model}", *row.overrides]
+        assert compose(["task=passkey", *words]).task.few_digit_share == 0
+
+
 def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
     runs = [*pair(seed=1), *pair(seed=2, accuracy=0.98)]
     table = report().render("laptop", [], runs).tables[0]
