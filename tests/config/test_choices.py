@@ -47,6 +47,17 @@ def composed(*overrides: str) -> Config:
         ("laptop", "optimizer.clip_norm", 1.0),
         ("laptop", "recipe.steps", 1200),
         ("laptop", "recipe.final_lr_fraction", 0.1),
+        ("laptop", "recipe.batch_size", 5),
+        ("laptop", "recipe.excerpt_tokens", 3840),
+        ("laptop", "scale.vocab_size", 2048),
+        ("laptop", "scale.eval_max_tokens", 65_536),
+        ("gpu", "recipe.final_lr_fraction", 0.1),
+        ("gpu", "recipe.batch_size", 32),
+        ("gpu", "recipe.excerpt_tokens", 65_536),
+        ("gpu", "scale.vocab_size", 16_384),
+        ("gpu", "scale.eval_max_tokens", None),
+        ("gpu", "optimizer.weight_decay", 0.1),
+        ("gpu", "optimizer.clip_norm", 1.0),
     ],
 )
 def test_defaults_of_the_language_models(scale: str, key: str, expected: Any) -> None:
@@ -62,6 +73,18 @@ def test_defaults_of_the_passkey_task() -> None:
     assert (cfg.recipe.steps, cfg.recipe.batch_size) == (400, 4)
     assert composed("task=passkey", "recipe=passkey_gpu_finetune", "scale=gpu").recipe.batch_size == 16
     assert cfg.optimizer.lr == composed("tuned=null").optimizer.lr, "the rate of the scale, not the paper's 0.0001"
+    cfg = composed("task=passkey")
+    assert cfg.task.few_digit_share == 0.8  # type: ignore[attr-defined]
+    assert (cfg.recipe.short_sequences, cfg.recipe.final_lr_fraction) == ([5, 0.75], 0.05)
+    assert (cfg.recipe.sparse_writes, cfg.recipe.sparse_loss_scale) == (0.03, 0.05)
+    plain = composed("task=passkey", "recipe=passkey_laptop_plain").recipe
+    assert (plain.sparse_writes, plain.short_sequences, plain.curriculum) == (None, None, [[128, 256], [128, 640]])
+
+
+def test_presets_of_the_papers_models_have_their_own_rate_of_gates() -> None:
+    for name, gate_lr in (("llm_1b_passkey", 0.01), ("llm_8b_booksum", 0.01), ("llm_as_in_paper", 0.0001)):
+        optimizer = composed(f"experiment={name}").optimizer
+        assert (optimizer.name, optimizer.lr, optimizer.gate_lr, optimizer.weight_decay) == ("adamw", 1e-4, gate_lr, 0)
 
 
 def test_the_sweeps_8196_is_8192() -> None:
