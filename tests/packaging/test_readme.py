@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import operator
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -265,13 +266,14 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
     behind = "- Linear, PG19, fine-tuned 400 steps, 32K, "
     (line,) = (line for line in read_table("table3_passkey_laptop.md") if line.startswith(behind))
     files = [ROOT / "results" / "runs" / f"{run}.jsonl" for run in re.findall(r"\[`([\w-]+)`\]", line)]
-    answers = [json.loads(text) for path in files for text in path.read_text(encoding="utf-8").splitlines()]
-    assert len(files) == 3 and all(len(set(answer["answer"])) == 1 for answer in answers)
-    digits: dict[str, list[bool]] = {"start": [], "middle": [], "end": []}
-    for answer in answers:
+    answers = [[json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] for path in files]
+    most = [sum(n for _, n in Counter(answer["answer"] for answer in each).most_common(3)) for each in answers]
+    share = min(n / len(each) for n, each in zip(most, answers, strict=True))
+    assert len(files) == 3 and f"three answers make up {math.floor(100 * share)} % or more of all that it gives" in text
+    digits: dict[str, list[float]] = {"start": [], "middle": [], "end": []}
+    for answer in itertools.chain(*answers):
         if answer["length"] == 2**20:
-            digits[answer["depth"]] += map(operator.eq, answer["key"], answer["answer"])
-            digits[answer["depth"]] += [False] * max(0, len(answer["key"]) - len(answer["answer"]))
+            digits[answer["depth"]].append(answer["digits_right"] / len(answer["key"]))
     right = " / ".join(f"{100 * sum(found) / len(found):.0f}" for found in digits.values())
     assert f"of the digits {right} % are right, which is chance" in text
     without = row_of("tables/table3_passkey_laptop.md", "Linear, scratch, no penalty on writes")

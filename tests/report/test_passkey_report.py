@@ -39,6 +39,7 @@ SHORT = {
 }
 OF_640 = {"recipe.batch_size": 6, "recipe.sparse_loss_scale": None}
 """The recipe of the rows of passkey_beyond without length extension."""
+TUNED = {"init_from": "books", "task.few_digit_share": 0.0}
 FROZEN = {"optimizer.gate_lr": 0.0, "model.gate_init": "zeros"}
 
 
@@ -53,7 +54,8 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
         *pair(),
         *pair(recipe="passkey_laptop_extended"),
         *pair("infini_delta", "passkey_laptop_plain"),
-        *pair("infini_delta", "passkey_laptop_finetune", trained={"init_from": "books"}),
+        *pair("infini_delta", "passkey_laptop_finetune", trained=TUNED),
+        *pair("infini_delta", "passkey_laptop_finetune", trained=TUNED | {"task.few_digit_share": 0.8}, name="few-"),
         *pair("infini_delta", "passkey_laptop_finetune", trained=SHORT | {"init_from": "books"}, name="short-"),
         *pair("infini_delta", "pg19_laptop"),
         *pair("local", trained={"recipe.curriculum": None}),
@@ -65,6 +67,7 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
         "linear_extended": 1,
         "delta_plain": 1,
         "delta_finetuned": 1,
+        "delta_finetuned_few_digits": 1,
         "delta_finetuned_short": 1,
         "delta_zero_shot": 1,
         "local": 1,
@@ -212,7 +215,7 @@ def test_inputs_as_long_as_the_papers_are_not_longer() -> None:
 
 
 def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
-    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
+    runs = pair(recipe="passkey_laptop_finetune", trained=TUNED)
     assert list(rows_of([BOOKS, *runs])) == ["linear_finetuned"]
     other = make_train("infini_linear", 1, run_id="books", task="passkey")
     assert rows_of([other, *runs]) == rows_of(runs) == {}
@@ -221,7 +224,7 @@ def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
 @pytest.mark.parametrize("init_from", ["books", "results/checkpoints/books", "/elsewhere/books/"])
 def test_a_row_whose_books_were_made_up_says_so(init_from: str) -> None:
     """However the checkpoint of the books is named, by its run or by its folder."""
-    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": init_from})
+    runs = pair(recipe="passkey_laptop_finetune", trained=TUNED | {"init_from": init_from})
     made_up = make_train("infini_linear", 1, run_id="books", data={**BOOKS.data, "source": "synthetic"})
     for books, label in ((BOOKS, "yours"), (made_up, "yours (books: SYNTHETIC)")):
         table = report().render("laptop", [], [books, *runs]).tables[0]
@@ -564,7 +567,7 @@ def test_curves_of_the_paper_look_different_and_alike_in_all_panels(
     monkeypatch.setattr(passkey_figures, "save", lambda figure, path: drawn.append(figure) or [path])
     runs = [BOOKS]
     for model in ("infini_linear", "infini_delta"):
-        runs += pair(model, "passkey_laptop_finetune", trained={"init_from": "books"})
+        runs += pair(model, "passkey_laptop_finetune", trained=TUNED)
         runs += pair(model, "pg19_laptop")
     passkey_figures.accuracy_by_length(report(), "laptop", select_runs(report(), "laptop", runs), tmp_path / "figure")
     panels = drawn[0].axes
