@@ -144,6 +144,12 @@ class Report(RunReport):
                     raise InputError(f"report.{key}: no row {row!r} in report.models{did_you_mean(row, self.models)}")
         variants = {name: _variant(f"report.variants.{name}", given) for name, given in self.variants.items()}
         object.__setattr__(self, "variants", variants)
+        for name, variant in variants.items() if self.trained_on is not None else ():
+            for scale, settings in variant.settings.items():
+                # They would change the evaluation alone, and the row would refuse its own runs.
+                of_task = [text for text in settings if text.startswith("task")]
+                key = f"report.variants.{name}.settings.{scale}"
+                require(not of_task, key, of_task, f"no setting of the task, which is {self.trained_on} in training")
 
     @property
     def titles(self) -> Mapping[str, str]:

@@ -23,6 +23,16 @@ def report() -> Report:
     return Report.from_config(report_settings())
 
 
+def test_a_row_trained_on_another_task_has_no_settings_of_the_task() -> None:
+    """They reached the evaluation alone, and the row then refused the run that was made for it."""
+    declared = compose(["report=llm_continual"]).report
+    row = declared["variants"]["linear"]
+    changed = {**row, "settings": {"laptop": [*row["settings"]["laptop"], "task.carry_state=false"]}}
+    said = r"^report\.variants\.linear\.settings\.laptop=\['task\.carry_state=false'\]: no setting of the task, which is"
+    with pytest.raises(InputError, match=f"{said} continual in training$"):
+        load_report({**declared, "variants": {**declared["variants"], "linear": changed}})
+
+
 def test_a_variant_is_known_by_its_settings_and_fills_no_usual_cell(report: Report) -> None:
     usual, other = make_eval("infini_linear", 1), make_eval("infini_linear", 2)
     parents = [make_train("infini_linear", seed) for seed in (1, 2)]
