@@ -2,7 +2,7 @@
 
 import sys
 
-from infini.__main__ import run
+from infini.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

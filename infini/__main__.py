@@ -1,18 +1,21 @@
 """`python -m infini <verb> ...`, which launchers of several processes need, and the entry of the command `infini`."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Sequence
 
 
-def run() -> int:
-    """Run the command line of this process. Returns its exit code."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; see infini.cli.main.main."""
     try:
         # Imported here, because Ctrl-C may come while modules are imported.
-        from infini.cli.main import main
+        from infini.cli.main import main as command
 
-        return main()
+        return command(argv)
     except KeyboardInterrupt:
         return 130
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())
