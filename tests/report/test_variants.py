@@ -28,8 +28,8 @@ def test_a_row_trained_on_another_task_has_no_settings_of_the_task() -> None:
     declared = compose(["report=llm_continual"]).report
     row = declared["variants"]["linear"]
     changed = {**row, "settings": {"laptop": [*row["settings"]["laptop"], "task.carry_state=false"]}}
-    said = r"^report\.variants\.linear\.settings\.laptop=\['task\.carry_state=false'\]: no setting of the task, which is"
-    with pytest.raises(InputError, match=f"{said} continual in training$"):
+    key = r"^report\.variants\.linear\.settings\.laptop=\['task\.carry_state=false'\]"
+    with pytest.raises(InputError, match=f"{key}: no setting of the task, which is continual in training$"):
         load_report({**declared, "variants": {**declared["variants"], "linear": changed}})
 
 
