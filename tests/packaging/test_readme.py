@@ -346,7 +346,7 @@ def test_the_keys_found_in_a_million_tokens_are_those_of_their_table() -> None:
         "With that penalty and length extension (ours)": ("{}, scratch, length extension", "published"),
         "With neither": ("{}, scratch, no penalty on writes", "published"),
         "The paper's protocol, fine-tuned for 400 steps": ("{}, PG19, fine-tuned 400 steps", "published"),
-        "Fine-tuned so on at most 512 tokens, with the penalty (ours)": (
+        "Fine-tuned on at most 512 tokens, with the penalty (ours)": (
             "{}, PG19, fine-tuned 400 steps, short inputs",
             "published",
         ),
