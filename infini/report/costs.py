@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point:
-    """A row: means over its seeds, and the lowest and highest perplexity of a seed."""
+    """A row: means over seeds, and the lowest and highest perplexity of all its seeds."""
 
     cost: float
     perplexity: float
     lowest: float
     highest: float
+    seeds: tuple[int, ...] = ()
+    """Those of the means."""
+    n_seeds: int = 0
+    """How many seeds the row has."""
 
 
 def memory_points(selection: Selection) -> dict[str, Point]:
@@ -77,15 +81,43 @@ def machines(trainings: Iterable[RunRecord | None]) -> list[str]:
 
 
 def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> dict[str, Point]:
-    points = {}
+    """Row -> its point. The means are over the seeds that all rows have: the seeds of one model may differ by more than
+    two models of the same seed do. If the rows share no seed, each has its own."""
+    known: dict[str, list[tuple[int, float, float]]] = {}
     for row, runs in selection.runs.items():
-        pairs = [(cost(run), run.metric("perplexity")) for run in runs]
-        known = [(c, p) for c, p in pairs if c is not None and p is not None]
-        if known:
-            perplexities = [p for _, p in known]
-            mean = statistics.fmean(perplexities)
-            points[row] = Point(statistics.fmean(c for c, _ in known), mean, min(perplexities), max(perplexities))
+        of_runs = [(run.seed, cost(run), run.metric("perplexity")) for run in runs]
+        if found := [(seed, c, p) for seed, c, p in of_runs if c is not None and p is not None]:
+            known[row] = found
+    by_row = [{seed for seed, _, _ in found} for found in known.values()]
+    shared = set.intersection(*by_row) if by_row else set()
+    points = {}
+    for row, found in known.items():
+        means = [one for one in found if not shared or one[0] in shared]
+        spent, perplexities = zip(*(one[1:] for one in means), strict=True)
+        every = [p for _, _, p in found]
+        points[row] = Point(
+            statistics.fmean(spent),
+            statistics.fmean(perplexities),
+            min(every),
+            max(every),
+            tuple(sorted({seed for seed, _, _ in means})),
+            len({seed for seed, _, _ in found}),
+        )
     return points
+
+
+def _which_seeds(points: Iterable[Point]) -> str:
+    """What the means and bars of a figure are of."""
+    points = list(points)
+    bars = "; bars: best and worst seed" * any(point.lowest < point.highest for point in points)
+    of_means = {point.seeds for point in points}
+    if len(of_means) > 1:
+        return f"Mean over seeds, which differ between rows{bars}"
+    (seeds,) = of_means
+    if all(point.n_seeds == len(seeds) for point in points):
+        return f"Mean over seeds{bars}"
+    means = f"Seed {seeds[0]}" if len(seeds) == 1 else f"Mean over seeds {', '.join(map(str, seeds))}"
+    return f"{means}, which all rows have; bars: best and worst of all seeds of a row"
 
 
 def draw_costs(
@@ -128,8 +160,9 @@ def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], u
     other rows, the title says how many of them are significantly above it.
     """
     best = min(points, key=lambda row: points[row].perplexity)
+    mean = "mean " * any(len(point.seeds) != 1 for point in points.values())
     lowest = (
-        f"Lowest mean perplexity on {report.benchmarks[report.task]}: {report.models.get(best, best)}, at "
+        f"Lowest {mean}perplexity on {report.benchmarks[report.task]}: {report.models.get(best, best)}, at "
         f"{points[best].cost:,.0f} {unit}"
     )
     if not report.baseline:
@@ -223,8 +256,7 @@ def scatter(
         axes.margins(y=0.1)
         axes.set_xlabel(label)
         axes.set_ylabel("perplexity a token (lower: better)")
-        several = any(point.lowest < point.highest for point in points.values())
-        entitle(axes, finding, f"{detail}. Mean over seeds{'; bars: best and worst seed' * several}")
+        entitle(axes, finding, f"{detail}. {_which_seeds(points.values())}")
         named = [
             Label(point.cost, point.perplexity, names.get(row, ""), look[row].colour) for row, point in points.items()
         ]

@@ -121,6 +121,31 @@ def test_a_point_is_a_model_with_the_reach_of_its_seeds() -> None:
     assert {model: point.cost for model, point in costs.training_points(selected()).items()} == {"infini_linear": 15.0}
 
 
+def test_points_are_means_over_the_seeds_that_all_rows_have(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    """Seeds of one model may differ by more than two models of one seed do: a row with the lucky seed alone would look
+    better than a row that is better in that seed."""
+    lucky = {1: 3.0, 2: 4.0, 3: 4.0}
+    runs = [make_eval("local", seed, loss) for seed, loss in lucky.items()]
+    runs.append(make_eval("infini_linear", 1, lucky[1] + 0.1))
+    for run in runs:
+        run.cost["state_floats"] = 0 if run.model == "local" else 1000
+    report = Report.from_config(report_settings())
+    selection = select_runs(report, "laptop", runs)
+    points = costs.memory_points(selection)
+    assert points["local"].perplexity < points["infini_linear"].perplexity
+    assert points["local"].seeds == points["infini_linear"].seeds == (1,)
+    # The bar has all seeds.
+    assert points["local"].lowest == points["local"].perplexity < points["local"].highest
+    costs.draw_costs(report, selection, tmp_path / "figure", points, "numbers", "numbers")
+    said = " ".join(" ".join(text.get_text() for text in drawn_axes[0].texts).split())
+    assert "Lowest perplexity on PG19: Local attention only, at 0 numbers" in said
+    assert "Seed 1, which all rows have; bars: best and worst of all seeds of a row" in said
+    apart = replace(selection, runs={"local": selection.runs["local"][1:], "infini_linear": [runs[-1]]})
+    costs.draw_costs(report, apart, tmp_path / "figure", costs.memory_points(apart), "numbers", "numbers")
+    said = " ".join(" ".join(text.get_text() for text in drawn_axes[1].texts).split())
+    assert "Mean over seeds, which differ between rows; bars: best and worst seed" in said
+
+
 def test_budgets_are_drawn_where_rows_differ_in_training_tokens(tmp_path: Path) -> None:
     """The axis is logarithmic, with a tick at each budget."""
     selection = selected()
