@@ -65,7 +65,14 @@ def cells_at(runs: Iterable[RunRecord], length: int) -> list[tuple[RunRecord, di
     return [(run, cell) for run, cell in found if cell.get("length") in (None, length)]
 
 
-def slope_weights(lengths: Sequence[int]) -> np.ndarray:
+def tokens_read(runs: Iterable[RunRecord], length: int) -> float:
+    """Tokens of a book that are read if at most `length` are, the geometric mean over books: books may end before.
+    `length` where records do not say how many."""
+    found = [book.get("tokens_read") for _, cell in cells_at(runs, length) for book in cell["books"]]
+    return float(np.exp(np.mean(np.log(found)))) if found and all(found) else float(length)
+
+
+def slope_weights(lengths: Sequence[float]) -> np.ndarray:
     """Weights of values at these lengths whose sum is their slope over a doubling (least squares)."""
     doublings = np.log2(lengths)
     weights: np.ndarray = (doublings - doublings.mean()) / ((doublings - doublings.mean()) ** 2).sum()

@@ -18,7 +18,7 @@ import numpy as np
 from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.config.typed import build
 from infini.errors import InputError, did_you_mean, one_of, require
-from infini.report.book_scores import difference_of_scores, slope_weights
+from infini.report.book_scores import difference_of_scores, slope_weights, tokens_read
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
 from infini.report.intervals import Estimate, effective_trials, proportion_p
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
@@ -201,7 +201,9 @@ def _missing_seeds(claim: Claim, n_seeds: int) -> str:
 
 def _described(estimate: Estimate, unit: str, form: str, documents: str) -> str:
     low, high = estimate.interval
-    counts = f"{documents}; {counted(estimate.n_seeds, 'seed')}"
+    # With one seed the interval says nothing about other seeds.
+    alone = ", so over these alone" * (estimate.n_seeds == 1)
+    counts = f"{documents}; {counted(estimate.n_seeds, 'seed')}{alone}"
     return f"{estimate.mean:+{form}} [{low:+{form}}, {high:+{form}}] {unit} ({counts})"
 
 
@@ -283,14 +285,18 @@ def _test_of_loss(claim: Claim, titles: Mapping[str, str]) -> str:
 
 def _overall(claim: Claim, evidence: Evidence | None) -> Measured:
     """Overall of the first row minus that of the second, points; or the slope of a row's Overall over the logarithm of
-    the input's length, points a doubling. Clustered by book and seed."""
+    the tokens that are read, points a doubling. Clustered by book and seed."""
     assert evidence is not None and isinstance(evidence.report, SummaryReport)
     selection, lengths = evidence.of(claim), parse_lengths(evidence.report.input_lengths)
     wanted = [(row, length) for row in claim.rows for length in lengths]
     by_length = claim.measure == "overall_by_length"
-    weights, unit = (slope_weights(lengths), "points a doubling") if by_length else (np.array([1.0, -1.0]), "points")
     if other := _not_as_declared(claim.rows, selection, evidence.report.titles):
         return other
+    if by_length:
+        read = [tokens_read(selection.runs.get(claim.rows[0], ()), length) for length in lengths]
+        weights, unit = slope_weights(read), "points a doubling"
+    else:
+        weights, unit = np.array([1.0, -1.0]), "points"
     found = difference_of_scores(selection, wanted, weights)
     if found is None:
         each = "at every length" if by_length else "of both models"
@@ -364,10 +370,15 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     if not texts:
         return Measured(missing=f"{in_words(claim.seeds, 'seed')} at every length and place")
     n_seeds = len(set.intersection(*seeds))
+    fewest, most = min(map(len, seeds)), max(map(len, seeds))
     if not_asked:
         texts.append(f"{', '.join(not_asked)} not asked")
     of_seeds = "1 seed" if n_seeds == 1 else f"each of {n_seeds} seeds"
-    text = f"{'; '.join(texts)}; {counted(min(examples), 'prompt')} per cell for {of_seeds}"
+    if fewest < most:
+        of_seeds = f"each of {fewest} to {most} seeds"
+    few, many = min(examples), max(examples)
+    each = counted(few, "prompt") if few == many else f"{few} to {many} prompts"
+    text = f"{'; '.join(texts)}; {each} per cell for {of_seeds}"
     if several := evidence.of(claim).several_trainings(row):
         text += f"; several trainings of seed {', '.join(map(str, several))}"
     parts = tuple(share.p_values() for share in shares)
@@ -382,7 +393,7 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         return Measured(text, tuple(used), parts, to_decide=f"prompts of {', '.join(not_asked)}")
     if wanted is not None:
         return Measured(text, tuple(used), parts, to_decide="another confirmation, fixed before its runs")
-    prompts = {k: f"{k * min(examples)} prompts per cell" for k in MORE_PROMPTS}
+    prompts = {k: f"{k * few if few == many else f'{k} times as many'} prompts per cell" for k in MORE_PROMPTS}
     more_seeds = [n for n in MORE_SEEDS if n > n_seeds]
     steps = [(k, n_seeds, f"{what} and seed") for k, what in prompts.items()]
     steps += [(1, n, f"{n} seeds") for n in more_seeds]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infini.errors import InputError
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 from infini.report.canvas import (
     SYNTHETIC_MARK,
     Label,
@@ -284,12 +284,24 @@ def training_curves(
             axes.set_ylabel("training loss (nats a token)")
         staged = any(run.series.get("stage_steps") for runs in trained.values() for run in runs)
         panels[-1].set_xlabel("optimizer step" + " (stroke: a stage of the curriculum ends)" * staged)
-        lasts = {row: float(loss[-1]) for row, (_, loss) in curves.items()}
-        best = min(lasts, key=lambda row: lasts[row])
-        seeds = counted(len({run.seed for run in trained[best]}), "seed")
-        finding = f"Lowest training loss at the end: {titles[best]}, {lasts[best]:.3f} nats a token ({seeds})"
-        entitle(panels[0], finding, f"{what}; mean over seeds")
+        entitle(panels[0], _lowest_loss(trained, curves, titles), f"{what}; mean over seeds")
         return save(figure, path)
+
+
+def _lowest_loss(
+    trained: Mapping[str, Sequence[RunRecord]],
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    titles: Mapping[str, str],
+) -> str:
+    """Which row ends with the lowest loss, if all have learned from the same batches."""
+    trainings = [run for runs in trained.values() for run in runs]
+    batches = [[value_at(run.config, key) for key in ("task", "recipe")] for run in trainings]
+    if any(other != batches[0] for other in batches):
+        return f"Training loss of {counted(len(trained), 'row')}, whose batches differ: the lowest need not be the best"
+    lasts = {row: float(loss[-1]) for row, (_, loss) in curves.items()}
+    best = min(lasts, key=lambda row: lasts[row])
+    seeds = counted(len({run.seed for run in trained[best]}), "seed")
+    return f"Lowest training loss at the end: {titles[best]}, {lasts[best]:.3f} nats a token ({seeds})"
 
 
 def _mean_curve(runs: Sequence[RunRecord]) -> tuple[np.ndarray, np.ndarray]:
@@ -318,13 +330,19 @@ def smoothed(curve: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_curves(selection: Selection, titles: Mapping[str, str], what: str, path: Path) -> list[Path]:
-    """The curves of every training behind a report. A training behind several rows is drawn for the first of them."""
+    """The curves of every training behind a report. A training behind several rows is drawn for the first of them, and
+    one on another task than that of the evaluations only if all are."""
     trained: dict[str, list[RunRecord]] = {}
     drawn: set[str] = set()
+    trainings = [training for run in selection.all_runs if (training := selection.training(run))]
+    own = {run.task for run in selection.all_runs}
+    some_on_own = any(training.task in own for training in trainings)
     for name, runs in selection.runs.items():
         for run in runs:
             training = selection.training(run)
-            if training is not None and training.run_id not in drawn and training.series.get("loss_curve"):
+            if training is None or (some_on_own and training.task not in own):
+                continue
+            if training.run_id not in drawn and training.series.get("loss_curve"):
                 drawn.add(training.run_id)
                 trained.setdefault(name, []).append(training)
     return training_curves(trained, titles, path, f"{what}{SYNTHETIC_MARK * selection.synthetic}") if trained else []

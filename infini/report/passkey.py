@@ -56,6 +56,7 @@ DETAIL_COLUMNS = (
 PRETRAINING = ("pg19", "continual")
 """Tasks of the trainings that a row's training may start from."""
 LOCAL_MARK = "*"
+FEWER_MARK = "\N{DEGREE SIGN}"
 STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
 """The paper's prompts: what a row learns and is asked where it does not say otherwise."""
 
@@ -260,9 +261,12 @@ class PasskeyReport(RowMatchingReport):
         tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
         if behind:
             tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))
+        marked_as_fewer = any(FEWER_MARK in cell.text for row in accuracy for cell in row.cells)
         notes = [
             f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
-            "means over the seeds of the row, or as many as the number in brackets says."
+            "means over the seeds of the row, or as many as the number in brackets says"
+            + f"; {FEWER_MARK}: fewer prompts a seed than other cells of the row have" * marked_as_fewer
+            + "."
         ]
         left_out = self.left_out(scale, yours or (), sources.get("yours"))
         absent = without_runs(self.titles, sources, others)
@@ -291,8 +295,10 @@ class PasskeyReport(RowMatchingReport):
 
 
 def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, source: str) -> Cell:
-    """The accuracy at all places of one length, each the mean over seeds."""
+    """The accuracy at all places of one length, each the mean over seeds, marked if a seed has fewer prompts there than
+    the row has elsewhere."""
     chosen = chosen_cells(report, runs)
+    most = max((cell["examples"] for _, cell in chosen.values()), default=0)
     texts, values, used, asked = [], [], [], []
     for depth in parse_depths(report.depths):
         found = [pair for (_, *place), pair in chosen.items() if place == [length, depth]]
@@ -303,7 +309,9 @@ def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, sou
         values.append(value)
         used += [run.run_id for run, _ in found]
         asked.append(len(found))
-        texts.append(percent(value) + LOCAL_MARK * all(is_local(cell) for _, cell in found))
+        marks = LOCAL_MARK * all(is_local(cell) for _, cell in found)
+        marks += FEWER_MARK * any(cell["examples"] < most for _, cell in found)
+        texts.append(percent(value) + marks)
     if not values:
         return MISSING
     seeds = min(asked)

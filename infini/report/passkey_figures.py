@@ -17,11 +17,10 @@ from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, heatmap, in_cell, label_ends, label_sides, new_figure, save
 from infini.report.kind import values_of
 from infini.report.palette import MUTED, look_of, looks
-from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, is_local, percent
+from infini.report.passkey import FEWER_MARK, LOCAL_MARK, PasskeyReport, chosen_cells, is_local, percent
 from infini.report.selection import Selection
 from infini.report.tables import counted
 
-FEWER_MARK = "\N{DEGREE SIGN}"
 PAPER_LOOKS: tuple[tuple[Any, str, float, str], ...] = (
     ((0, (1, 2)), "o", 5.5, "dotted with circles"),
     ((0, (5, 2)), "v", 4.0, "dashed with triangles"),

@@ -41,8 +41,8 @@ MEASURES = (
     Measure(
         "decode_milliseconds", "Milliseconds per token generated after the prompt", "Generates faster from", 1.0, ",.1f"
     ),
-    Measure("cache_bytes", "Cache or state after the prompt, MB", "Cache smaller from", 2**20, ",.1f"),
-    Measure("peak_bytes", "Peak memory above the model's, MB", "Peak lower from", 2**20, ",.0f"),
+    Measure("cache_bytes", "Cache or state after the prompt, MiB", "Cache smaller from", 2**20, ",.1f"),
+    Measure("peak_bytes", "Peak memory above the model's, MiB", "Peak lower from", 2**20, ",.0f"),
 )
 
 

@@ -178,6 +178,28 @@ class RunReport(ReportKind, ABC):
         """
         return {}
 
+    def left_out(self, scale: str, records: Iterable[RunRecord], selection: Selection | None) -> list[str]:
+        """A note on the evaluations of this task and scale that should fill a cell and do not, if there are any, and
+        why the last does not."""
+        if selection is None:
+            return []
+        taken = {run.run_id for run in selection.all_runs}
+        asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", self.task, scale)]
+        others = [run for run in asked if run.run_id not in taken and self.is_left_out(run, selection)]
+        if not others:
+            return []
+        last = max(others, key=lambda run: run.run_id)
+        why = self.why_left_out(last, selection)
+        return [f"yours: {counted(len(others), 'evaluation')} without a cell here; the last is {last.run_id}: {why}"]
+
+    def is_left_out(self, run: RunRecord, known: Selection) -> bool:
+        """Whether a reader would look for an evaluation in this table that fills no cell of it."""
+        return self.row_of(run, known) is None
+
+    @abstractmethod
+    def why_left_out(self, run: RunRecord, known: Selection) -> str:
+        """Why an evaluation of this task fills no cell."""
+
     @abstractmethod
     def render(
         self,
@@ -239,29 +261,21 @@ class RowMatchingReport(RowsOfOneTask):
             return None
         return next((name for name in self.by_name if not self.row_mismatches(name, run, known)), None)
 
-    def left_out(self, scale: str, records: Iterable[RunRecord], selection: Selection | None) -> list[str]:
-        """A note on the evaluations of this task and scale that fill no cell, if there are any, and why the last does
-        not: what differs from the row that it differs least from."""
-        if selection is None:
-            return []
-        taken = {run.run_id for run in selection.all_runs}
-        asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", self.task, scale)]
-        others = sorted((run for run in asked if run.run_id not in taken), key=lambda run: run.run_id)
-        if not others:
-            return []
-        last = others[-1]
-        of_model = [name for name, row in self.by_name.items() if row.model == last.model]
-        row_mismatches = {name: self.row_mismatches(name, last, selection) for name in of_model}
+    def is_left_out(self, run: RunRecord, known: Selection) -> bool:
+        return True
+
+    def why_left_out(self, run: RunRecord, known: Selection) -> str:
+        of_model = [name for name, row in self.by_name.items() if row.model == run.model]
+        row_mismatches = {name: self.row_mismatches(name, run, known) for name in of_model}
+        # The row that it differs least from.
         nearest = min(row_mismatches, key=lambda name: len(row_mismatches[name]), default=None)
-        if not self.cells_of(last):
-            why = "it measures nothing that this table has a cell for"
-        elif nearest is None:
-            why = f"no row has model={last.model}"
-        elif row_mismatches[nearest]:
-            why = f"it is not {self.titles[nearest]!r}: {'; '.join(row_mismatches[nearest])}"
-        else:
-            why = f"another run fills the row {self.titles[nearest]!r}"
-        return [f"yours: {counted(len(others), 'evaluation')} without a cell here; the last is {last.run_id}: {why}"]
+        if not self.cells_of(run):
+            return "it measures nothing that this table has a cell for"
+        if nearest is None:
+            return f"no row has model={run.model}"
+        if row_mismatches[nearest]:
+            return f"it is not {self.titles[nearest]!r}: {'; '.join(row_mismatches[nearest])}"
+        return f"another run fills the row {self.titles[nearest]!r}"
 
 
 def differences(config: Mapping[str, Any], wanted: Mapping[str, Any], whose: str = "the row") -> list[str]:

@@ -80,7 +80,7 @@ def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
                 ends.append(Label(tokens[-1], found[-1]["seconds"], f"{name}, {title}", look.colour))
             last = str(lengths[-1])
             less[name] = ways["all"][last]["peak_bytes"] / ways["grouped"][last]["peak_bytes"]
-        panels = {"peak memory above the model, MB": memory, "a training step, seconds": time}
+        panels = {"peak memory above the model, MiB": memory, "a training step, seconds": time}
         label_axes(panels, tokens, "a training sequence", "{:,}".format)
         label_ends(time, ends)
         batch = f"{measured['batch_size']} sequences of segments of {N}"

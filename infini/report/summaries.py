@@ -15,7 +15,14 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import groups
 from infini.errors import require
 from infini.records import RunRecord, value_at
-from infini.report.book_scores import METRICS, cells_at, difference_of_scores, interval_over_books, slope_weights
+from infini.report.book_scores import (
+    METRICS,
+    cells_at,
+    difference_of_scores,
+    interval_over_books,
+    slope_weights,
+    tokens_read,
+)
 from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_ends, new_figure, save
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
@@ -28,6 +35,7 @@ from infini.report.tables import (
     Cell,
     RenderedReport,
     Table,
+    counted,
     disputes,
     distinct,
     measured_cell,
@@ -121,6 +129,15 @@ class SummaryReport(RowsOfOneTask):
         trained = known.training_config(run)
         return next((name for name, row in self.systems.items() if row.fits(run, trained)), None)
 
+    def why_left_out(self, run: RunRecord, known: Selection) -> str:
+        if (split := run.data.get("split")) != self.split:
+            return f"it reads the {split} split, this table the {self.split} split"
+        if (references := value_at(run.config, "task.references")) != "mean":
+            return f"its scores are the {references} over the summaries of a book, this table's the mean"
+        if not self.cells_of(run):
+            return "it reads none of the lengths of this table"
+        return f"no row has model={run.model} with its settings"
+
     def model_of(self, row: str) -> str:
         return str(self.systems[row].model)
 
@@ -159,6 +176,7 @@ class SummaryReport(RowsOfOneTask):
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
     ) -> RenderedReport:
         """A table or two, a line for each row and source."""
+        yours = None if yours is None else list(yours)
         sources = select_sources(self, scale, published, yours)
         lengths = parse_lengths(self.input_lengths)
         paper: dict[str, list[Cell]] = {}
@@ -166,10 +184,10 @@ class SummaryReport(RowsOfOneTask):
         if len(lengths) > 1:
             columns = [*map(format_length, lengths)]
             cells_of = {
-                "Overall, geometric mean of R-1, R-2 and R-L, by tokens read": lambda runs, source: [
+                "Overall, geometric mean of R-1, R-2 and R-L, by tokens read at most": lambda runs, source: [
                     _score(runs, "overall", length, source) for length in lengths
                 ],
-                "R-1 / R-2 / R-L, F-measure in per cent, by tokens read": lambda runs, source: [
+                "R-1 / R-2 / R-L, F-measure in per cent, by tokens read at most": lambda runs, source: [
                     _types(runs, length, source) for length in lengths
                 ],
             }
@@ -197,6 +215,7 @@ class SummaryReport(RowsOfOneTask):
         ]
         for source, selection in sources.items():
             runs = selection.all_runs
+            notes += _shorter_books(runs, lengths, source)
             books = distinct(
                 f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs
             )
@@ -205,6 +224,7 @@ class SummaryReport(RowsOfOneTask):
             notes += products(source, self.titles, selection)
         notes += [*report_mismatches(sources, scale, self.titles), *trainings(tables, self.titles, sources)]
         absent = without_runs(self.titles, sources, expected)
+        absent += self.left_out(scale, yours or (), sources.get("yours"))
         notes += [*absent, *disputes(sources)]
         synthetic = any(selection.synthetic for selection in sources.values())
         mark = " [SYNTHETIC BOOKS: says nothing about the systems]" * synthetic
@@ -218,6 +238,17 @@ class SummaryReport(RowsOfOneTask):
             "gates": partial(draw_gates, selection, titles=self.titles, what=self.title),
             "training": partial(draw_curves, selection, self.titles, f"{self.title}, scale {scale}"),
         }
+
+
+def _shorter_books(runs: Sequence[RunRecord], lengths: Sequence[int], source: str) -> list[str]:
+    """A note on the lengths before which books end, if there are several lengths."""
+    ended = []
+    for length in lengths if len(lengths) > 1 else ():
+        read = {book["name"]: book.get("tokens_read") for _, cell in cells_at(runs, length) for book in cell["books"]}
+        if n := sum(tokens is not None and tokens < length for tokens in read.values()):
+            mean = statistics.fmean(tokens for tokens in read.values() if tokens is not None)
+            ended.append(f"{format_length(length)}: {n} of {counted(len(read), 'book')} (mean read {mean:,.0f})")
+    return [f"{source}: books that end before a length are read whole; {'; '.join(ended)}."] if ended else []
 
 
 def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> Cell:
@@ -264,8 +295,9 @@ def _counts(runs: Iterable[RunRecord], length: int, source: str) -> list[Cell]:
 
 
 def overall_by_length(report: SummaryReport, scale: str, selection: Selection, path: Path) -> list[Path]:
-    """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read: the mean
-    over seeds, with bars for its interval over books. Nothing is drawn if no system was asked at two lengths."""
+    """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read, fewer
+    than asked for where books end before: the mean over seeds, with bars for its interval over books. Nothing is drawn
+    if no system was asked at two lengths."""
     curves = {name: points for name, runs in selection.runs.items() if (points := _points(report, runs))}
     if not any(len(points) > 1 for points in curves.values()):
         return []
@@ -284,7 +316,7 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
         axes.set_xscale("log")
         axes.set_xticks(ticks, [format_length(tick) for tick in ticks])
         axes.set_xticks([], minor=True)
-        axes.set_xlabel("tokens of the book that were read")
+        axes.set_xlabel("tokens of the book that were read (geometric mean over books)")
         axes.set_ylabel("overall ROUGE (per cent)")
         label_ends(axes, ends)
         synthetic = SYNTHETIC_MARK * selection.synthetic
@@ -297,13 +329,13 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
 
 
 def _finding(report: SummaryReport, selection: Selection, rows: list[str]) -> str:
-    """The slope over the logarithm of the length, with its interval, of each row that has all lengths."""
+    """The slope over the logarithm of the tokens read, with its interval, of each row that has all lengths."""
     lengths = parse_lengths(report.input_lengths)
-    slopes = {
-        row: found[0]
-        for row in rows
-        if (found := difference_of_scores(selection, [(row, n) for n in lengths], slope_weights(lengths)))
-    }
+    slopes = {}
+    for row in rows:
+        read = [tokens_read(selection.runs[row], length) for length in lengths]
+        if found := difference_of_scores(selection, [(row, n) for n in lengths], slope_weights(read)):
+            slopes[row] = found[0]
     if not slopes:
         return "Overall ROUGE by tokens of the book that were read"
     texts = [
@@ -315,7 +347,7 @@ def _finding(report: SummaryReport, selection: Selection, rows: list[str]) -> st
     return f"{what}, points a doubling: {'; '.join(texts)}"
 
 
-def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[int, float, float, float]]:
+def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[float, float, float, float]]:
     """(tokens read, overall, low, high) at every length that was asked."""
     points = []
     for length in parse_lengths(report.input_lengths):
@@ -324,5 +356,5 @@ def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[int, flo
             mean = statistics.fmean(cell["overall"] for cell in cells)
             # One book has no interval and no bar.
             low, high = interval_over_books(cells, "overall") or (mean, mean)
-            points.append((length, mean, low, high))
+            points.append((tokens_read(runs, length), mean, low, high))
     return points

@@ -97,10 +97,12 @@ def described_tokens(selection: Selection, rows: Mapping[str, Sequence[RunRecord
 
 
 def _span(selection: Selection, runs: Iterable[RunRecord]) -> str:
-    counts = {selection.spent(run, "tokens_seen") for run in runs}
+    runs = list(runs)
+    counts = {selection.spent(run, "tokens_seen") for run in runs if run.parent}
     known = sorted(count for count in counts if count is not None)
     parts = [" to ".join(f"{count:,}" for count in dict.fromkeys((known[0], known[-1])))] if known else []
-    return " and ".join([*parts, *(["unknown"] if None in counts else [])])
+    untrained = ["none"] if any(not run.parent for run in runs) else []
+    return " and ".join([*parts, *(["unknown"] if None in counts else []), *untrained])
 
 
 def carried_floats(run: RunRecord, training: Mapping[str, Any]) -> float | None:

@@ -169,9 +169,8 @@ class Report(RunReport):
         if whole != self.whole_documents and not (whole and _limit_at(run.scale) is None):
             return None
         trained = known.training_config(run)
-        of = trained.get("variant")
         # A variant of another report is another model, even if this report's rows do not set what it sets.
-        if of and not {of, f"{of}_{self.task}"} & {self.variants_of or self.name, *self.former_names}:
+        if self._is_of_another_report(trained.get("variant")):
             return None
         for name, variant in self.variants.items():
             if self.is_untrained(name) == (run.parent is None) and variant.fits(run, trained):
@@ -181,6 +180,22 @@ class Report(RunReport):
         # A model that was trained as a variant is not the model with its default settings.
         usual = run.model in self.models and run.model not in self.variants and not trained.get("variant")
         return run.model if usual else None
+
+    def _is_of_another_report(self, variant: str | None) -> bool:
+        own = {self.variants_of or self.name, *self.former_names}
+        return bool(variant) and not {variant, f"{variant}_{self.task}"} & own
+
+    def is_left_out(self, run: RunRecord, known: Selection) -> bool:
+        elsewhere = self._is_of_another_report(known.training_config(run).get("variant"))
+        return self.row_of(run, known) is None and not elsewhere
+
+    def why_left_out(self, run: RunRecord, known: Selection) -> str:
+        if (split := run.data.get("split")) != self.split:
+            return f"it reads the {split} split, this table the {self.split} split"
+        whole = value_at(run.config, "scale.eval_max_tokens") is None
+        if whole != self.whole_documents and not (whole and _limit_at(run.scale) is None):
+            return f"it reads {'whole documents' if whole else 'the beginnings of documents'}, this table does not"
+        return f"no row has model={run.model} with the settings of its training"
 
     def is_untrained(self, row: str) -> bool:
         """Whether a row is a pretrained model as it is."""
@@ -251,7 +266,7 @@ class Report(RunReport):
         tables = [main, _sizes_table(self, chosen)]
         absent = not_shown(without_run)
         seeds = f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets"
-        notes = [*absent, f"{seeds}; {DASH} not available."]
+        notes = [*absent, f"{seeds}; {DASH} not available.", *_unequal_seeds(self, chosen)]
         for part in self.parts:
             sources = chosen[part.task]
             # The other tables compare runs in pairs, so they show the runs of one source.
@@ -276,6 +291,9 @@ class Report(RunReport):
             notes += [*report_mismatches(named, scale, part.models), *disputes(named)]
             if other := _other_data(sources):
                 notes.append(f"{OTHER_DATA_MARK} {self.benchmarks[part.task]}, yours: {other}")
+            if left_out := part.left_out(scale, yours or (), sources.get("yours")):
+                notes += left_out
+                absent += left_out
         return self.rendered(scale, [table for table in tables if table.rows], notes, mark, legend=tuple(absent))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
@@ -360,6 +378,20 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tupl
         empty = []
     kept = tuple(row for row in rows if row not in empty)
     return Table("Perplexity per token", tuple(columns), kept), [row.title for row in empty]
+
+
+def _unequal_seeds(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) -> list[str]:
+    """A note for the tasks whose rows have different seeds."""
+    seeds = {
+        task: {frozenset(run.seed for run in runs) for runs in selection.runs.values()}
+        for task, sources in chosen.items()
+        for selection in sources.values()
+    }
+    named = [report.benchmarks[task] for task, found in seeds.items() if len(found) > 1]
+    if not named:
+        return []
+    others = ", or look at the differences, which are paired by seed" * bool(report.baseline)
+    return [f"{' and '.join(named)}: not all rows have the same seeds; compare rows that do{others}."]
 
 
 def _is_not_finite(run: RunRecord) -> bool:

@@ -214,6 +214,33 @@ def test_missing_cells_print_as_a_dash_and_paper_values_as_the_paper_prints_them
         assert (row["origin"] == "missing") == (row["text"] == "" and row["value"] == "")
 
 
+def test_evaluations_that_no_row_takes_are_named(report: Report) -> None:
+    """Those that read whole documents, or another split. Those of another report's variant are looked for there."""
+    read, whole, split, other = (make_eval("infini_linear", seed) for seed in (1, 2, 3, 4))
+    whole.config["scale"] = {**whole.config.get("scale", {}), "eval_max_tokens": None}
+    split.data["split"] = "validation"
+    other.config["variant"] = "memory_sizes"
+    for runs, n, why in (
+        ([read, whole, other], 1, "it reads whole documents, this table does not"),
+        ([read, whole, split], 2, "it reads the validation split, this table the test split"),
+    ):
+        (note,) = [note for note in report.render("laptop", [], runs).notes if "without a cell" in note]
+        assert note.startswith(f"yours: {n} evaluation") and note.endswith(why)
+    assert not [note for note in report.render("laptop", [], [read, other]).notes if "without a cell" in note]
+
+
+def test_a_table_says_where_rows_have_different_seeds(report: Report) -> None:
+    """Means of other seeds do not compare models."""
+    equal = [make_eval(model, seed) for model in ("infini_linear", "local") for seed in (1, 2)]
+    for runs, n in ((equal, 0), (equal[:-1], 1)):
+        said = [note for note in report.render("laptop", runs).notes if "not all rows have the same seeds" in note]
+        assert len(said) == n
+    assert said == [
+        "PG19: not all rows have the same seeds; compare rows that do, or look at the differences, which are paired by "
+        "seed."
+    ]
+
+
 def test_rows_without_any_number_are_left_out_and_named(report: Report) -> None:
     """Where other rows have results; without any, the table shows which rows there are."""
     empty = [name for name in report.models if not report.paper.get(name)]

@@ -14,7 +14,8 @@ from test_book_scores import reference
 from tiny_runs import SUMMARIES
 
 from infini.config.compose import compose
-from infini.report.book_scores import _scores
+from infini.report import summaries as summary_report
+from infini.report.book_scores import _scores, tokens_read
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport, overall_by_length
@@ -125,3 +126,39 @@ def test_tables_figures_and_claims_have_nothing_of_what_was_not_scored(tmp_path:
     assert len(overall_by_length(by_length, "laptop", selection, tmp_path / "figure")) == 2
     alone = Selection({"infini_delta": selection.runs["infini_delta"]}, {})
     assert overall_by_length(by_length, "laptop", alone, tmp_path / "none") == []
+
+
+def test_a_book_that_ends_before_a_length_counts_with_what_was_read(tmp_path: Path, monkeypatch: Any) -> None:
+    """Two of three books have 32K tokens, so the mean of 64K is of 40K, and a doubling is shorter there. A note says
+    so."""
+    report = load_report(compose(["report=booksum_lengths"]).report)
+    assert isinstance(report, SummaryReport)
+    lengths = [16 * 1024, 32 * 1024, 64 * 1024]
+    scores = {length: [3 + doublings] * 3 for length, doublings in zip(lengths, (0, 1, 4 / 3), strict=True)}
+    runs = summaries("infini_linear", scores, split="validation")
+    for cell in runs[1].series["cells"]:
+        for book, whole in zip(cell["books"], (32 * 1024, 32 * 1024, 10**6), strict=True):
+            book["tokens_read"] = min(whole, cell["length"])
+    mean = round(32 * 1024 * 2 ** (1 / 3))
+    assert [round(tokens_read([runs[1]], length)) for length in lengths] == [*lengths[:2], mean]
+    selection = select_runs(report, "laptop", runs)
+    drawn: list[Any] = []
+    titled: list[str] = []
+    monkeypatch.setattr(summary_report, "label_ends", lambda axes, labels: drawn.extend(labels))
+    monkeypatch.setattr(summary_report, "entitle", lambda axes, finding, detail: titled.append(finding))
+    monkeypatch.setattr(summary_report, "parse_lengths", lambda *_: lengths)
+    overall_by_length(report, "laptop", selection, tmp_path / "figure")
+    assert [round(label.x) for label in drawn] == [mean]
+    (note,) = [note for note in report.render("laptop", runs, None).notes if "end before" in note]
+    assert note == ("published: books that end before a length are read whole; 64K: 2 of 3 books (mean read 43,691).")
+    # The score rises by one a doubling of what was read.
+    assert "Linear) +1.00 (" in " ".join(titled[0].split())
+
+
+def test_an_evaluation_that_no_row_takes_is_named() -> None:
+    """A reader whose run is in no cell learns why; the scores over references by their maximum are other scores."""
+    report = load_report(compose(["report=table4_booksum"]).report)
+    runs = summaries("infini_linear", {500 * 1024: (1, 2, 6)}, asked={"task.references": "max"})
+    (note,) = [note for note in report.render("laptop", [], runs).notes if "without a cell" in note]
+    why = "its scores are the max over the summaries of a book, this table's the mean"
+    assert note == f"yours: 1 evaluation without a cell here; the last is {runs[1].run_id}: {why}"
