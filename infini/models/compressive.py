@@ -236,8 +236,8 @@ class CompressiveAttention(XLAttention):
         error = (attention(old_BSND) - attention(new_BSCD)).to(state_dtype(q.dtype)).square().mean((1, 2, 3))
         counts = to_device((piece.index_BS >= self.memory_segments).ravel(), error.device)
         if piece.weight_BSN is not None:
-            # A segment that padding cuts short does not end.
-            counts = counts & (piece.weight_BSN > 0).any(-1).flatten()
+            # A segment that padding cuts short does not end, at the end of the call or before a reset in it.
+            counts = counts & (piece.weight_BSN > 0).all(-1).flatten()
         return (error * counts).sum()
 
 

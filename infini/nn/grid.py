@@ -42,7 +42,8 @@ class Piece:
     reset_BS: the same on the device.
     weight_BSN: write weights of whole segments; None if all are 1.
     commits: whether the piece completes its segments.
-    complete_BS: bool, whether the row has tokens in the whole segment; None if all have. Padding may cut it short.
+    complete_BS: bool, whether the row's last token is not before the segment's end; None if that holds for all. It also
+        holds for a segment that padding cuts short before a reset in the call, which clears the memory.
     earlier: segments before the call that other processes read; see infini.nn.sequence_parallel. None: none.
     """
 

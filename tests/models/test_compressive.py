@@ -253,6 +253,26 @@ def test_a_segment_that_padding_cut_short_has_no_loss() -> None:
     assert float(loss) * 6 == pytest.approx(float(run_with_loss(layer, x[: 5 * N])[2]) * 5, rel=1e-12)
 
 
+@pytest.mark.parametrize("compression", ["convolution", "dilated"])
+def test_padding_before_a_reset_has_no_loss(compression: Compression) -> None:
+    """Two documents in one row, as a stream packs them, have the losses of each read alone, whatever the padding is."""
+    layer = make(compression, memory=1)
+    x, ends = inputs(9), 4 * N + 3
+    x[5 * N :] = inputs(4)
+    mask = torch.ones(1, 9 * N, dtype=torch.bool)
+    mask[0, ends : 5 * N] = False
+    reset = torch.zeros(1, 9 * N, dtype=torch.bool)
+    reset[0, 5 * N] = True
+    found = []
+    for padding in (0.0, 5.0):
+        x[ends : 5 * N] = padding
+        state = layer.init_state(1)
+        grid = plan(state.clock, 9 * N, N, mask, reset, None)
+        found.append(float(layer.attend_with_loss(x[None], state.layers[0], grid)[2]) * 9)
+    alone = sum(float(run_with_loss(layer, part)[2]) * 4 for part in (x[: 4 * N], x[5 * N :]))
+    assert found == pytest.approx([alone, alone], rel=1e-12)
+
+
 def test_the_footprint_is_both_memories() -> None:
     layer = CompressiveAttention(1024, 8, 128, 512, rate=2, memory_segments=1, compressed_segments=1)
     # Rae et al. for PG19: window, memory and compressed memory of 512 each.
