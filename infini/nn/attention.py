@@ -187,7 +187,8 @@ class LocalAttention(nn.Module):
                 it.
             reset_BT: bool [B, T]; before a token where it is true the row's state is cleared. With a compressive
                 memory such a token must begin a segment.
-            write_weight_BT: float [B, T], a factor on what a token adds to the compressive memory. Default: 1.
+            write_weight_BT: float [B, T], a factor on what a token adds to the compressive memory. Default: 1. If all
+                of a row's earlier segments have 0, the memory reads 0, which the gate mixes in nevertheless.
 
         Returns:
             The outputs [B, T, D] and the state after them. The state keeps its gradient history; see State.detach.
@@ -314,7 +315,8 @@ class InfiniAttention(LocalAttention):
             in the paper. "current": this segment included, which bounds the update.
         memory_decay: not in the paper: at the end of every segment, M and z of a key-value head are multiplied by a
             learned sigmoid(decay), so that heads forget at different speeds. Their initial half-lives are spread evenly
-            in logarithm from 1 to `memory_decay` segments, at least 1. Default: nothing is forgotten.
+            in logarithm from 1 to `memory_decay` segments, at least 1 (a single head: `memory_decay`). Default: nothing
+            is forgotten.
         input_gate: not in the paper: "sigmoid" multiplies what a token adds to the memory of a key-value head, to M and
             z, by sigmoid(input_weight . k / |k| + input_bias), so that the head learns what to write. Default: every
             token is written alike.

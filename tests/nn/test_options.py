@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pydoc
 import re
 import warnings
@@ -95,6 +96,14 @@ def test_repr_shows_sizes_and_options() -> None:
     assert "update_rule" not in repr(LocalAttention(12, 4, 6, 8))
     added = InfiniAttention(12, 4, 6, 8, memory_decay=9, input_gate="sigmoid")
     assert repr(added).splitlines()[1].endswith(", memory_decay=9, input_gate='sigmoid'")
+
+
+def test_half_lives_are_spread_from_one_segment_to_the_longest() -> None:
+    """A model with one key-value head, as small Gemmas are, has the longest."""
+    for heads, expected in ((1, [64.0]), (2, [1.0, 64.0]), (4, [1.0, 4.0, 16.0, 64.0])):
+        layer = InfiniAttention(24, 4, 6, 8, n_kv_heads=heads, memory_decay=64.0).double()
+        half_lives = math.log(0.5) / torch.log(torch.sigmoid(layer.decay))
+        assert half_lives.tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_public_names_are_loaded_when_they_are_used() -> None:

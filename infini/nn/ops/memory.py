@@ -183,9 +183,10 @@ def decay_logits(heads: int, longest: float) -> Tensor:
     """[heads], float64: the initial logits of a learned decay (an addition to the paper).
 
     sigmoid of them is what remains of a head's memory after a segment. Half-lives are spread evenly in logarithm from 1
-    to `longest` segments, so that heads forget at different speeds.
+    to `longest` segments, so that heads forget at different speeds. A single head has `longest`.
     """
-    half_lives = torch.logspace(0, math.log2(longest), heads, base=2, dtype=torch.float64)
+    shortest = math.log2(longest) if heads == 1 else 0.0
+    half_lives = torch.logspace(shortest, math.log2(longest), heads, base=2, dtype=torch.float64)
     return torch.logit(0.5 ** (1 / half_lives))
 
 
