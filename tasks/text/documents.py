@@ -45,6 +45,7 @@ _ENCODE_CHARACTERS = 1 << 14
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A byte of a character that is not in the vocabulary, as SentencePiece tokenizers write it."""
 # Where a piece may end. Only at these four: Python and the tokenizers disagree on other white space.
+_CUT_AT_SPACE = re.compile(r"(?<=\S) (?=\S)")
 _CUT = re.compile(r"(?<=\S)[ \t\r\n]")
 
 
@@ -340,15 +341,18 @@ class TextTokenizer:
         Long texts are encoded in pieces, on all cores. A piece ends before a space, tab or line end that follows other
         characters. Neither this project's byte-level BPE nor a tokenizer that first splits at white space (T5's) has
         tokens across such a place, so the result equals that of the whole text; for other tokenizers (Qwen's and
-        Llama 3's have one token for a full stop and a line end) the pieces define the result.
+        Llama 3's have one token for a full stop and a line end) the pieces define the result. Tokenizers that put a
+        space before every text (T5's, Llama 2's, Mistral's) get pieces without the space that separates them.
         """
-        encodings = self._tokenizer.encode_batch_fast(list(_parts([text])) or [""], add_special_tokens=False)
+        pieces = [piece for piece, _ in self._pieces([text])]
+        encodings = self._tokenizer.encode_batch_fast(pieces or [""], add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, dtype=self.dtype) for encoding in encodings])
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[tuple[np.ndarray, str]]:
         """The token ids of `encode` for the whole text, in parts, each with its text. Holds one piece and one part."""
-        for part in _parts(pieces):
-            yield np.array(self._tokenizer.encode(part, add_special_tokens=False).ids, dtype=self.dtype), part
+        for piece, space in self._pieces(pieces):
+            ids = self._tokenizer.encode(piece, add_special_tokens=False).ids
+            yield np.array(ids, dtype=self.dtype), space + piece
 
     def extent(self, text: str, n_tokens: int) -> tuple[int, int]:
         """Words (separated by white space) and UTF-8 bytes of the part of `text` that its first tokens cover.
@@ -357,8 +361,9 @@ class TextTokenizer:
         tokenizer drops or changes characters, those of `text` count. All tokens cover all of `text`.
         """
         words = size = 0
-        for piece in _parts([text]):
+        for piece, space in self._pieces([text]):
             encoding = self._tokenizer.encode(piece, add_special_tokens=False)
+            size += len(space) * (n_tokens > 0)
             if len(encoding.ids) > n_tokens:
                 characters, behind = self._covered(piece, encoding, n_tokens)
                 return words + len(piece[:characters].split()), size + behind
@@ -385,6 +390,17 @@ class TextTokenizer:
             return 1
         # A character of a byte-level vocabulary is one byte.
         return len(token) if self._of_bytes else len(token.encode())
+
+    def _pieces(self, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """The text in pieces that are encoded by themselves, each with the space before it that it does not have."""
+        for index, part in enumerate(_parts(texts, _CUT_AT_SPACE if self._prepends else _CUT)):
+            yield (part[1:], part[0]) if index and self._prepends else (part, "")
+
+    @cached_property
+    def _prepends(self) -> bool:
+        """Whether a text is encoded with a space before it."""
+        tokens = self._tokenizer.encode("a", add_special_tokens=False).tokens
+        return "".join(tokens).startswith("\N{LOWER ONE EIGHTH BLOCK}")
 
     @cached_property
     def _of_bytes(self) -> bool:
@@ -432,12 +448,12 @@ class TextTokenizer:
             raise InputError(f"tokenizer {path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _parts(pieces: Iterable[str]) -> Iterator[str]:
+def _parts(pieces: Iterable[str], cut: re.Pattern[str]) -> Iterator[str]:
     """The text of these pieces, cut where encoding may be; see TextTokenizer.encode."""
     held = ""
     for piece in pieces:
         held, start = held + piece, 0
-        while match := _CUT.search(held, start + _ENCODE_CHARACTERS):
+        while match := cut.search(held, start + _ENCODE_CHARACTERS):
             yield held[start : match.start()]
             start = match.start()
         held = held[start:]

@@ -18,6 +18,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import open_split
+from tokenizers import models, normalizers, pre_tokenizers
 
 from infini.config.compose import compose
 from infini.config.schema import Config
@@ -251,6 +252,35 @@ def test_tokenizer_is_deterministic_and_cached(corpus: Path, tmp_path: Path, mon
     assert bpe_tokenizer(documents, 290, tmp_path / "one").hash != first.hash
     monkeypatch.setattr(text_module, "_train_bpe", lambda *_: pytest.fail("trained again"))
     assert bpe_tokenizer(documents, 300, tmp_path / "one").hash == first.hash
+
+
+@pytest.mark.parametrize("kind", ["Prepend", "Metaspace"])
+@pytest.mark.parametrize("text", ["word word.\n\tword " * 60, "word\n" * 30 + "a  b " * 60, " word" * 99])
+def test_pieces_of_a_tokenizer_that_begins_with_a_space_add_none(
+    monkeypatch: pytest.MonkeyPatch, kind: str, text: str
+) -> None:
+    """Llama 2's puts a space before a text, and before each piece of it as if that were one."""
+    alphabet = sorted(set(text) - {" "} | {"\N{LOWER ONE EIGHTH BLOCK}"})
+    backend = tokenizers.Tokenizer(models.BPE(vocab={sign: index for index, sign in enumerate(alphabet)}, merges=[]))
+    if kind == "Prepend":
+        replaced = normalizers.Replace(" ", "\N{LOWER ONE EIGHTH BLOCK}")
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("\N{LOWER ONE EIGHTH BLOCK}"), replaced])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.add_special_tokens(["<s>"])
+    monkeypatch.setattr(text_module, "_ENCODE_CHARACTERS", 7)
+    tokenizer, whole = TextTokenizer(backend), backend.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text).tolist() == whole
+    parts = list(tokenizer.encode_stream([text[:50], text[50:]]))
+    assert [index for ids, _ in parts for index in ids] == whole and "".join(part for _, part in parts) == text
+    assert len(parts) > 9
+    lengths = range(0, len(whole) + 1, 7)
+    in_pieces = [tokenizer.extent(text, n_tokens) for n_tokens in lengths]
+    monkeypatch.setattr(text_module, "_ENCODE_CHARACTERS", 10**6)
+    of_the_whole = [tokenizer.extent(text, n_tokens) for n_tokens in lengths]
+    # The token of the space at which a piece begins counts as the character behind it.
+    assert np.abs(np.subtract(in_pieces, of_the_whole)).max() <= 1
+    assert tokenizer.extent(text, len(whole)) == (len(text.split()), len(text))
 
 
 @pytest.mark.parametrize(("pieces", "expected"), [(1, ["middle0"]), (2, ["middle0", "middle1"]), (100, ["all"])])
