@@ -43,7 +43,7 @@ class Question:
 def make_questions(
     template: PasskeyTemplate, lengths: Sequence[int], depths: dict[str, float], examples: int, seed: int
 ) -> Iterator[Question]:
-    """Every example of every cell. Every depth and example has its own key, which no training prompt has.
+    """Every example of every cell. A key that no training prompt has is drawn for every depth and example.
 
     Example i of a depth has the same key at all lengths, so that long lengths differ in nothing else. At a few thousand
     tokens the key's place in its segment differs, too.

@@ -59,6 +59,11 @@ _SECTION = re.compile(r"<!\[[^<>]*>")
 """As Word writes: <![if !vml]>."""
 _DECLARED = re.compile(rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)")
 _META = re.compile(rb"<meta\b[^>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_TAG_IN_TAG = re.compile(r"<[A-Za-z/]")
+"""In a tag: a quote without an end has taken what follows, up to the next quote."""
+_LETTERS = re.compile(r"[^\W\d_]{1,2}")
+_SOFT_HYPHEN = "\N{SOFT HYPHEN}"
+"""Where a word may be broken at the end of a line."""
 _CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")
 _LABELS = {
     **dict.fromkeys(("iso-8859-1", "iso8859-1", "latin-1", "latin1", "us-ascii", "ascii"), "cp1252"),
@@ -245,7 +250,8 @@ class _Book:
         if "\0" in text or len(_CONTROL.findall(text)) > len(text) / 50:
             raise _PageError(f"{name} is not text; is it encrypted?")
         if kind == _PLAIN:
-            return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n")) if part.strip()]
+            text = text.replace("\r\n", "\n").replace(_SOFT_HYPHEN, "")
+            return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
         return _paragraphs(text, name)
 
 
@@ -298,6 +304,10 @@ def _decoded(content: bytes, charset: str | None = None) -> str:
     return text if wrong <= len(re.findall(r"[^\0-\x7f\ufffd]", text)) else content.decode("cp1252", errors="replace")
 
 
+class _OpenQuoteError(Exception):
+    """A quote in a tag that has no end in it, with the tag as it was read."""
+
+
 class _Reader(HTMLParser):
     """Takes elements and text as they come, of XML or, as a parser, of HTML, and gives paragraphs."""
 
@@ -315,11 +325,17 @@ class _Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any = ()) -> None:
         name = tag.rpartition(":")[2].lower()
+        # Only of HTML; XML has no "<" in a tag.
+        if _TAG_IN_TAG.search(whole := self.get_starttag_text() or "", 1):
+            raise _OpenQuoteError(whole)
         if name == "body":
             self.hidden.clear()
         if name in _HIDDEN:
             self.hidden.append(name)
         self._break(name)
+        # The first letter of a chapter may be a picture.
+        if name == "img" and _LETTERS.fullmatch(letters := (dict(attrs).get("alt") or "").strip()):
+            self.handle_data(letters)
 
     def handle_endtag(self, tag: str) -> None:
         name = tag.rpartition(":")[2].lower()
@@ -344,7 +360,7 @@ class _Reader(HTMLParser):
 
     def finish(self) -> None:
         """The paragraph ends here."""
-        if paragraph := " ".join("".join(self.parts).split()):
+        if paragraph := " ".join("".join(self.parts).replace(_SOFT_HYPHEN, "").split()):
             self.paragraphs.append(paragraph)
         self.parts = []
 
@@ -354,22 +370,34 @@ def _paragraphs(text: str, name: str) -> list[str]:
     is hidden."""
     reader = _Reader()
     try:
-        _parse_xml(text, reader.handle_starttag, reader.handle_endtag, reader.handle_data)
-    except expat.ExpatError:
-        reader = _Reader()
-        reader.feed(_without_sections(text))
-        while not reader.hidden and reader.rawdata.startswith("<") and len(reader.rawdata) > 1:
-            # A comment or a quote in a tag that never ends would take the rest of the page: it ends at the first ">".
-            rest = reader.rawdata.partition(">")[2]
-            reader.rawdata = ""
-            reader.feed(rest)
-        reader.close()
+        try:
+            _parse_xml(text, reader.handle_starttag, reader.handle_endtag, reader.handle_data)
+        except expat.ExpatError:
+            reader = _html_read(_without_sections(text))
     except _PageError as error:
         raise _PageError(f"{name}: {error}") from error
     if reader.hidden:
         raise _PageError(f"{name}: its <{reader.hidden[0]}> has no end")
     reader.finish()
     return reader.paragraphs
+
+
+def _html_read(text: str) -> _Reader:
+    """The reader of a page that is not well-formed. A comment or a quote in a tag that never ends would take the rest
+    of the page, and a quote without an end all up to the next one: they end at the first ">"."""
+    reader = _Reader()
+    try:
+        reader.feed(text)
+        while not reader.hidden and reader.rawdata.startswith("<") and len(reader.rawdata) > 1:
+            rest = reader.rawdata.partition(">")[2]
+            reader.rawdata = ""
+            reader.feed(rest)
+        reader.close()
+    except _OpenQuoteError as error:
+        (tag,) = error.args
+        name, rest = re.split(r"[\s/>]", tag, maxsplit=1)[0], tag.partition(">")[2]
+        return _html_read(text.replace(tag, f"{name}>{rest}", 1))
+    return reader
 
 
 def _parse_xml(

@@ -44,6 +44,10 @@ def page(text: str) -> bytes:
         ("<p>caf&eacute;&nbsp;&amp;&#160;&mdash; &lt;tag&gt; AT&T</p>", ["café & — <tag> AT&T"]),
         ("<p>not closed<p>and so on", ["not closed", "and so on"]),
         ("<svg><title>no text</title></svg><p>text</p>", ["text"]),
+        # Where a word may be broken at the end of a line is no character of it.
+        ("<p>extra\u00adordinary beau&shy;ti&#173;ful</p>", ["extraordinary beautiful"]),
+        # The first letter as a picture, and a picture with a description.
+        ('<p><img alt="T" src="t.png"/>he king</p><p><img alt="A king" src="k.png"/></p>', ["The king"]),
     ],
 )
 def test_all_of_a_pages_text_is_read(tmp_path: Path, body: str, paragraphs: list[str]) -> None:
@@ -269,6 +273,11 @@ def test_a_bomb_is_no_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("<head><title>T</head><body><p>text", ["text"]),
         ("<p>a</p><!-- no end <p>b</p>", ["a", "b"]),
         ('<p>a</p><p class="no end>b</p><p>c</p>', ["a", "b", "c"]),
+        # A later quote would end it, and all between them would be the value of an attribute.
+        ('<p>a</p><p class="no end>b</p><p>c, "d."</p><p>e</p>', ["a", "b", 'c, "d."', "e"]),
+        ('<p title="no end>b</p><p>c</p><p>d "x" e</p>', ["b", "c", 'd "x" e']),
+        ("<p><a href='1><sup>1</sup></a></p><p>b <a href='2>2</a>.<br></p>", ["1", "b 2."]),
+        ('<p title="1 < 2, a > b">c<br></p>', ["c"]),
         ("<![if !x]><p>a</p><![endif]>", ["a"]),
         ("<P>a<BR>b<I>c</P>", ["a bc"]),
         ("<h:p xmlns:h='http://www.w3.org/1999/xhtml'>a</h:p><h:p xmlns:h='x'>b</h:p>", ["a", "b"]),
