@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -68,6 +69,8 @@ def inject(
     Raises:
         InputError: (a ValueError) the model cannot be injected, with the list of those that can, or an option is out of
             range.
+
+    Logs a warning where a token may see more positions than the base was made for.
     """
     stock: Any = model
     config_class, model_class = classes_for(stock)
@@ -154,7 +157,8 @@ def _kernel(config: Any, asked: Kernel | None) -> Kernel:
 
 
 def _check_positions(config: Any, kinds: list[str], settings: InfiniSettings) -> None:
-    """InputError where a segment is longer than what its layers can see or than their rotary embedding is for."""
+    """InputError where a segment is longer than what its layers can see, or than what a rotary embedding that changes
+    with the length is for; a logged warning where another embedding has more positions than the base was made for."""
     window = getattr(config, "sliding_window", None)
     slides = any(kinds[i] == "sliding_attention" for i in settings.layers)
     if slides and window is not None and settings.positions > window:
@@ -175,3 +179,11 @@ def _check_positions(config: Any, kinds: list[str], settings: InfiniSettings) ->
                 f"segment_length={settings.segment_length}: the model's rotary embedding ({each['rope_type']}) changes "
                 f"beyond {most} tokens, and a token sees {settings.positions}: at most {most}"
             )
+    if settings.positions > config.max_position_embeddings:
+        # No error: what a base was made for is not all that it can do.
+        logging.getLogger(__name__).warning(
+            "segment_length=%d: with window=%r and sinks=%d a token sees %d positions, and the base was made for "
+            "max_position_embeddings=%d",
+            *(settings.segment_length, settings.window, settings.sinks, settings.positions),
+            config.max_position_embeddings,
+        )

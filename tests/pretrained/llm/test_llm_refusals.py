@@ -10,6 +10,7 @@ import transformers
 from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
 
 from infini.pretrained.llm import inject
+from infini.pretrained.llm.inject import resize_segments
 
 KNOWN = (
     "these can be injected: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
@@ -102,6 +103,34 @@ def test_a_bidirectional_model_is_refused() -> None:
 def test_options_out_of_range(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         inject(tiny_base(name), **{"segment_length": N, **options})
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_linear_biased", "llama_llama3", "llama_yarn", "gemma3"])
+def test_more_positions_than_the_base_was_made_for_are_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Such an embedding has angles for them, which the weights have never seen."""
+
+    def warned() -> list[str]:
+        said = [record.getMessage() for record in caplog.records if record.name.startswith("infini")]
+        caplog.clear()
+        return said
+
+    def injected(segment_length: int, **options: Any) -> Any:
+        model = tiny_base(name)
+        model.config.max_position_embeddings = 16
+        return inject(model, segment_length, **options)
+
+    model = injected(16)
+    injected(8, window="previous")
+    resize_segments(model, 12)
+    assert warned() == []
+    for length, window, sinks in ((17, "segment", 0), (16, "segment", 1), (8, "previous", 1)):
+        injected(length, window=window, sinks=sinks)
+        assert warned() == [
+            f"segment_length={length}: with window={window!r} and sinks={sinks} a token sees 17 positions, and the "
+            "base was made for max_position_embeddings=16"
+        ]
+    resize_segments(model, 17)
+    assert len(warned()) == 1
 
 
 def test_layers_that_slide_stay_unless_they_are_named() -> None:
