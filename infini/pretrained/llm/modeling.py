@@ -202,14 +202,9 @@ class ModelMixin(_Initialised):
                 f"{before + T}"
             )
         mask, earlier = mask[:, -T:] != 0, mask[:, :-T]
-        if cache is not None and cache.has_all_columns and cache.lengths and T > 1 and earlier.shape[1]:
-            # Not at every token: it would read the whole mask back from the device.
-            seen = to_numpy((earlier != 0).sum(-1)).tolist()
-            if seen != cache.lengths:
-                raise InputError(
-                    f"attention_mask shows {seen} of the columns before this call, the cache has read {cache.lengths}: "
-                    "tokens that were read cannot be hidden later; read such rows again without this cache"
-                )
+        if cache is not None and T > 1 and earlier.shape[1]:
+            # Not at every token: it would read the whole mask back from the device. generate() has done it once.
+            _refuse_hidden(earlier, cache)
         real = to_numpy(mask)
         if positions is not None:
             _refuse_packed(np.broadcast_to(positions, real.shape), real)
@@ -246,6 +241,18 @@ def _refuse_packed(positions_BT: np.ndarray, real_BT: np.ndarray) -> None:
     for positions, real in zip(positions_BT, real_BT, strict=True):
         if (np.diff(positions[real]) != 1).any():
             raise InputError("position_ids: packed sequences have no segments of their own; pad them instead")
+
+
+def _refuse_hidden(earlier: Tensor, cache: InfiniCache) -> None:
+    """Raises InputError for a mask of the columns before a call [rows, columns] that is not that of what was read."""
+    if not cache.has_all_columns or not cache.lengths:
+        return
+    seen = to_numpy((earlier != 0).sum(-1)).tolist()
+    if seen != cache.lengths:
+        raise InputError(
+            f"attention_mask shows {seen} of the columns before this call, the cache has read {cache.lengths}: "
+            "tokens that were read cannot be hidden later; read such rows again without this cache"
+        )
 
 
 class CausalLMMixin(_Initialised):
@@ -300,9 +307,12 @@ class CausalLMMixin(_Initialised):
                 "or only the new ones by generate(**cache.inputs(input_ids))"
             )
         copies = max(generation_config.num_beams, generation_config.num_return_sequences)
-        if copies > 1 and cache.batch_size == batch_size:
+        repeats = copies if cache.batch_size == batch_size else 1
+        if mask is not None and len(mask) in (repeats, repeats * cache.batch_size):
+            _refuse_hidden(mask[::repeats, : cache.columns].expand(cache.batch_size, -1), cache)
+        if repeats > 1:
             # generate() has repeated the rows of the other inputs.
-            cache.batch_repeat_interleave(copies)
+            cache.batch_repeat_interleave(repeats)
         cache._is_user_defined = True
 
     def _assisted_decoding(self, input_ids: Tensor, *args: Any, **options: Any) -> Any:

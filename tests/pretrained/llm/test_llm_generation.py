@@ -256,6 +256,23 @@ def test_what_was_read_cannot_be_hidden_later() -> None:
     model.generate(seen, attention_mask=torch.ones_like(seen), **again)
 
 
+@pytest.mark.parametrize("drawing", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+@KINDS
+def test_what_was_read_cannot_be_hidden_from_one_new_token(name: str, drawing: dict[str, Any]) -> None:
+    """As from several: a mask that is not that of what was read is refused, and the cache stays as it was."""
+    model, text = tiny_llm(name), prompt(2, N + 4)
+    cache = model(text, use_cache=True).past_key_values
+    for new in (1, 2):
+        turn = torch.cat([text, prompt(2, new, seed=7)], 1)
+        mask = torch.ones_like(turn)
+        mask[1, 6 : N + 4] = 0
+        with pytest.raises(ValueError, match=r"shows \[12, 6\] .* has read \[12, 12\]: tokens that were read"):
+            greedy(model, turn, 2, attention_mask=mask, past_key_values=cache, **drawing)
+        assert cache.batch_size == 2 and cache.columns == N + 4
+        seen = {"attention_mask": torch.ones_like(turn), "past_key_values": cache.fork()}
+        assert torch.equal(greedy(model, turn, 2, **seen, **drawing), greedy(model, turn, 2, **drawing))
+
+
 def test_decoding_with_the_first_layers_alone_is_refused() -> None:
     """And leaves the model as it was."""
     model, ids = tiny_llm(), prompt(1, 5)
