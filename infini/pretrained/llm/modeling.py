@@ -298,6 +298,9 @@ class CausalLMMixin(_Initialised):
             raise InputError(
                 f"past_key_values is a {type(cache).__name__}: an injected model takes an InfiniCache(model), or None"
             )
+        if generation_config.use_cache is False:
+            # generate() would pass the whole text at every step, and the cache would read it again and again.
+            raise InputError("use_cache=False: generate() reads and writes past_key_values; leave one of the two out")
         mask = model_kwargs.get("attention_mask")
         # generate() puts a mask of ones aside.
         width = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", None)

@@ -273,6 +273,16 @@ def test_what_was_read_cannot_be_hidden_from_one_new_token(name: str, drawing: d
         assert torch.equal(greedy(model, turn, 2, **seen, **drawing), greedy(model, turn, 2, **drawing))
 
 
+@KINDS
+def test_a_cache_that_shall_not_be_used_is_refused(name: str) -> None:
+    """generate() would read the whole text at every step, behind what the cache has read."""
+    model, ids = tiny_llm(name), prompt(1, N + 4)
+    for cache in (InfiniCache(model), model(ids[:, :N], use_cache=True).past_key_values):
+        with pytest.raises(ValueError, match="^use_cache=False: generate.* past_key_values; leave one of the two out$"):
+            greedy(model, ids, 2, past_key_values=cache, use_cache=False)
+    assert torch.equal(greedy(model, ids, 2, use_cache=False), greedy(model, ids, 2))
+
+
 def test_decoding_with_the_first_layers_alone_is_refused() -> None:
     """And leaves the model as it was."""
     model, ids = tiny_llm(), prompt(1, 5)
