@@ -276,8 +276,8 @@ class InfiniCache(Cache):
     # What the model does with it.
 
     @torch.compiler.disable
-    def begin(self, call: Call) -> None:
-        """Give a call the states it starts from."""
+    def begin(self, call: Call, dtype: torch.dtype) -> None:
+        """Give a call the states it starts from. dtype: the model's, whose cache may have been read in another."""
         self._refuse_interrupted()
         if self._detached and torch.is_grad_enabled():
             raise InputError(
@@ -286,6 +286,14 @@ class InfiniCache(Cache):
             )
         # Without gradients the windows are written in place; layers without a memory keep what they read at once.
         self._interrupted = not torch.is_grad_enabled() or len(self.memory_layers) < len(self.layers)
+        for layer in self.layers:
+            if not isinstance(layer, InfiniLayer) and layer.is_initialized:
+                # They are joined with the call's own, and must not make these wider than its queries. (Narrower ones,
+                # as autocast leaves them, are widened there.)
+                layer.keys, layer.values = (
+                    x if torch.promote_types(x.dtype, dtype) == dtype else x.to(dtype)
+                    for x in (layer.keys, layer.values)
+                )
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
         if self._recording:
             call.written = {}

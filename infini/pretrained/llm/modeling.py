@@ -160,7 +160,7 @@ class ModelMixin(_Initialised):
                 # Layers without a memory would count columns, and generate() counts tokens in a later call.
                 position_ids = to_device(_positions(lengths, columns_B, T), x.device)
         if cache is not None:
-            cache.begin(call)
+            cache.begin(call, self.embed_tokens.weight.dtype)
         return call, cache, position_ids
 
     def _cache_of(self, given: Any, use_cache: bool | None, again: bool) -> InfiniCache | None:

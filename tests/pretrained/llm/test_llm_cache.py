@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -390,17 +391,24 @@ def test_inference_mode_and_no_grad_take_turns() -> None:
     assert_close(torch.cat(parts, 1), whole, 1e-10, "logits")
 
 
-@pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
-def test_a_cache_goes_on_in_another_dtype(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param("llama", {}, id="paper"), pytest.param("llama", ADDITIONS, id="all"), *_STOCK],
+)
+def test_a_cache_goes_on_in_another_dtype(name: str, options: dict[str, Any]) -> None:
     """Read under autocast, or by the model before it was cast."""
-    model, ids = tiny_llm(dtype=torch.float32, **options), prompt(1, 2 * N + 3)
+    model, ids = tiny_llm(name, dtype=torch.float32, **options), prompt(1, 2 * N + 3)
+    half = copy.deepcopy(model).to(torch.bfloat16)
     expected = logits(model, ids)[:, -3:]
     for cut in (2 * N, 2 * N - 2):
-        cache = InfiniCache(model)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            model(ids[:, :cut], past_key_values=cache)
-        found = logits_in_calls(model, ids[:, cut:], [len(ids[0]) - cut], cache)[0][:, -3:]
-        assert_close(found, expected, 0.1, "logits")
+        for reader, autocast, then in ((model, True, model), (model, False, half), (half, False, model)):
+            cache = InfiniCache(model)
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                reader(ids[:, :cut], past_key_values=cache)
+            for calls in ([len(ids[0]) - cut], [len(ids[0]) - cut - 1, 1]):
+                found = logits_in_calls(then, ids[:, cut:], calls, cache.fork())[0][:, -3:]
+                assert found.dtype == then.dtype
+                assert_close(found.float(), expected, 0.1, "logits")
 
 
 def interrupted(model: Any, cache: InfiniCache, ids: torch.Tensor, gradients: bool = False) -> InfiniCache:
