@@ -19,7 +19,8 @@ ALLOWED = f"a hub id, a folder, a .gguf file, or {SMOLLM2}"
 SEGMENT = 2048
 """Tokens of a segment of a pretrained model where neither dims.segment_length nor the model says otherwise: the
 paper's."""
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""Its parts begin with a letter, a digit or an underscore: ./x and ../x are folders."""
 
 
 def local_path(name: str, where: str) -> Path | None:
