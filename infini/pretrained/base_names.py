@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infini.errors import InputError
+from infini.system.paths import home_expanded
 
 SMOLLM2 = "smollm2"
 """The name of the base that comes as a Python package: SmolLM2-135M-Instruct, quantised to 4 bits."""
@@ -23,12 +24,13 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """Its parts begin with a letter, a digit or an underscore: ./x and ../x are folders."""
 
 
-def local_path(name: str, where: str) -> Path | None:
+def local_path(name: str, setting: str) -> Path | None:
     """The folder or the GGUF file of a base; None for a hub id.
 
-    where: setting and value, for messages. Raises InputError for a path at which neither lies.
+    setting: its key, for messages. Raises InputError for a path at which neither lies.
     """
-    path = _smollm2(where) if name == SMOLLM2 else Path(name).expanduser()
+    where = f"{setting}={name!r}"
+    path = _smollm2(where) if name == SMOLLM2 else home_expanded(setting, name)
     if path.is_dir():
         return path
     if path.suffix.lower() == ".gguf":
@@ -45,7 +47,7 @@ def local_path(name: str, where: str) -> Path | None:
 def injected(name: str) -> dict[str, Any]:
     """The settings of a base that has a memory already, as its config.json names them; empty where it has none, and
     where its config.json is not on this machine yet."""
-    path = Path(name).expanduser()
+    path = home_expanded("model.base", name)
     if path.is_dir():
         found: Any = path / "config.json"
     else:

@@ -94,8 +94,7 @@ def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
 def check_base(model: Mapping[str, Any]) -> None:
     """Raises InputError where the base among a model's options is a path that does not exist."""
     if "base" in model:
-        name = str(model["base"])
-        local_path(name, f"model.base={name!r}")
+        local_path(str(model["base"]), "model.base")
 
 
 def keep_large_buffers() -> None:

@@ -29,7 +29,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
         return _export(cfg, overrides, name, out)
     if not name:
         raise InputError("base=null: name a hub id, a folder, a .gguf file, or smollm2")
-    local_path(name, f"base={name!r}")
+    local_path(name, "base")
     folder = _new_folder(out)
     import torch
 

@@ -194,6 +194,9 @@ def test_a_home_that_is_not_known_is_one_line(
         ("summarize", str(tmp_path / "book.txt"), f"output={name}/x"),
     ):
         assert f"the home folder {name} is not known; write the whole path" in with_model.error(*words), words
+    said = f"={name + '/x'!r}: the home folder {name} is not known; write the whole path"
+    assert f"model.base{said}" in with_model.error("eval", "model=llm", f"model.base={name}/x")
+    assert f"base{said}" in with_model.error("inject", f"base={name}/x", f"out={tmp_path / 'out'}")
     for variable in ("INFINI_DATA_DIR", "INFINI_CACHE_DIR"):
         with monkeypatch.context() as patch:
             patch.setenv(variable, f"{name}/x")

@@ -20,6 +20,7 @@ from infini.errors import InputError
 from infini.pretrained.base_names import ALLOWED, PACKAGE, SMOLLM2, local_path
 from infini.pretrained.llm.modeling import heads_of
 from infini.system.network import reachable
+from infini.system.paths import home_expanded
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Base:
     @cached_property
     def place(self) -> tuple[str, dict[str, Any]]:
         """What transformers' from_pretrained takes: a folder or a hub id, and options, such as gguf_file."""
-        path = local_path(self.name, self.where)
+        path = local_path(self.name, self.setting)
         if path is None:
             return self.name, {} if reachable() else {"local_files_only": True}
         return (str(path), {}) if path.is_dir() else (str(path.parent), {"gguf_file": path.name})
@@ -108,8 +109,7 @@ class Base:
 
     def describe(self) -> dict[str, str]:
         """What a record says about the base: its name (of a path the last part), family and package."""
-        path = Path(self.name)
-        name = path.name if path.expanduser().exists() else self.name
+        name = Path(self.name).name if home_expanded(self.setting, self.name).exists() else self.name
         found = {"name": name, "family": str(self.config.model_type)}
         package = {"package": _package()} if self.name == SMOLLM2 else {}
         return found | package
