@@ -93,8 +93,8 @@ class ModelMixin(_Initialised):
     ) -> Any:
         """The family's forward with a plan of the segments; a cache, if any, continues.
 
-        attention_mask: 2D, over all columns of the cache and the call; 0 is padding. In training no cache is made
-        unless use_cache says so or one is passed.
+        attention_mask: 2D, over all columns of the cache and the call, a row each or one for all; 0 is padding. In
+        training no cache is made unless use_cache says so or one is passed.
         """
         x = input_ids if input_ids is not None else inputs_embeds
         if self.config._attn_implementation != NAME:
@@ -108,6 +108,9 @@ class ModelMixin(_Initialised):
             raise InputError(
                 "output_attentions: local attention and memory have no common attention matrix; leave it out"
             )
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and len(attention_mask) == 1:
+            # One for all rows; layers without a memory need it for each.
+            attention_mask = attention_mask.expand(len(x), -1)
         again = self.training and getattr(self, "is_activation_checkpointing", False)
         call, cache, position_ids = self._begin(x, attention_mask, position_ids, past_key_values, use_cache, again)
         every_layer = len(self.infini_settings.layers) == self.config.num_hidden_layers
@@ -192,9 +195,8 @@ class ModelMixin(_Initialised):
             return None
         if not isinstance(mask, Tensor) or mask.dim() != 2:
             raise InputError("attention_mask: must be a 2D padding mask [rows, columns]")
-        if len(mask) not in (1, B):
+        if len(mask) != B:
             raise InputError(f"attention_mask has {len(mask)} rows, the batch {B}")
-        mask = mask.expand(B, -1)
         before = cache.columns if cache is not None else 0
         if mask.shape[1] != before + T and (mask.shape[1] != T or kinds_without_memory(self.config)):
             raise InputError(

@@ -291,12 +291,28 @@ def test_decoding_with_the_first_layers_alone_is_refused() -> None:
     assert torch.equal(greedy(model, ids, 4), greedy_by_hand(model, ids, 4))
 
 
-def test_a_mask_has_the_rows_of_the_batch_or_one_for_all() -> None:
-    model, ids, mask = tiny_llm(), prompt(2, N + 3), torch.ones(3, N + 3)
-    mask[:, 0] = 0
+@pytest.mark.parametrize("hidden", [1, 0], ids=["padded", "ones"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("llama", {}, id="llama"),
+        pytest.param("gemma3", {}, id="gemma3"),
+        pytest.param("llama", {"layers": [0]}, id="llama-layers"),
+    ],
+)
+def test_a_mask_has_the_rows_of_the_batch_or_one_for_all(name: str, options: dict[str, Any], hidden: int) -> None:
+    model, ids, mask = tiny_llm(name, **options), prompt(2, N + 3), torch.ones(3, N + 3)
+    mask[:, :hidden] = 0
     with pytest.raises(ValueError, match="attention_mask has 3 rows, the batch 2"):
         model(ids, attention_mask=mask)
-    assert torch.equal(logits(model, ids, attention_mask=mask[:1]), logits(model, ids, attention_mask=mask[:2]))
+    expected = logits(model, ids, attention_mask=mask[:2])
+    assert torch.equal(logits(model, ids, attention_mask=mask[:1]), expected)
+    cache, parts = InfiniCache(model), []
+    for start, stop in ((0, N), (N, N + 2), (N + 2, N + 3)):
+        with torch.no_grad():
+            part = model(ids[:, start:stop], attention_mask=mask[:1, :stop], past_key_values=cache, use_cache=True)
+        parts.append(part.logits)
+    assert_close(torch.cat(parts, 1)[:, hidden:], expected[:, hidden:], 1e-6, "in calls")
 
 
 def test_assisted_decoding_without_a_cache_is_refused_as_by_the_base() -> None:
