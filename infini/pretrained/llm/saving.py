@@ -78,6 +78,12 @@ def model_card(model: Any, training: str = "") -> str:
         **({"input gate (an addition to the paper)": "learned"} if settings.input_gate else {}),
         "training": training or settings.training or "not recorded",
     }
+    within = "Quality depends on the training, also within a segment."
+    if settings.first_segment == "local":
+        within = (
+            "Within a segment an untrained memory changes nothing: the model equals its base there if its weights do. "
+            "Beyond it,\nquality depends on the training."
+        )
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     front = "\n".join(head)
     return f"""---
@@ -101,8 +107,7 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER_OR_ID")
 ```
 
-Within a segment an untrained memory changes nothing: the model equals its base there if its weights do. Beyond it,
-quality depends on the training.
+{within}
 """
 
 

@@ -314,6 +314,15 @@ def test_model_card(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+@pytest.mark.parametrize("first_segment", ["local", "zero"])
+def test_the_card_calls_a_model_its_base_only_where_it_is(first_segment: Any) -> None:
+    """A first segment that reads zeros passes the gate, and has a part of its base's attention alone."""
+    model, ids = tiny_llm(first_segment=first_segment), prompt(1, N)
+    equal = torch.allclose(logits(model, ids), logits(tiny_base(), ids))
+    assert ("the model equals its base" in model_card(model)) == equal == (first_segment == "local")
+    assert "quality depends on the training" in " ".join(model_card(model).lower().split())
+
+
 def test_a_card_of_ours_is_that_of_the_weights_beside_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is written again with them; one that the user wrote, or took over, stays, and a line says so."""
     card = tmp_path / "README.md"
