@@ -474,6 +474,9 @@ def without_adapters(llm: Any) -> Any:
 
     llm.float()
     for name, layer in list(llm.named_modules()):
+        if hasattr(layer, "scalar_embed_scale"):
+            # Gemma's factor on its embeddings: no file of weights has it, and it was rounded to bfloat16.
+            layer.embed_scale.fill_(layer.scalar_embed_scale)
         if isinstance(layer, BaseTunerLayer):
             layer.merge()
             parent, _, own = name.rpartition(".")

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 import infini
 from infini.pretrained.llm import GATE_MODULES, inject, model_card, modeling, parameter_groups, saving, settings_of
 from infini.pretrained.llm.cache import _layer_devices
+from infini.pretrained.llm.language_model import without_adapters
 
 
 def betas(model: Any) -> list[torch.Tensor]:
@@ -348,6 +349,23 @@ def test_the_card_calls_no_model_untrained_that_may_be_trained(tmp_path: Path) -
     model.config.infini["training"] = "one step"
     model.save_pretrained(tmp_path)
     assert "| training | one step |\n" in model_card(AutoModelForCausalLM.from_pretrained(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
+def test_a_model_in_bfloat16_with_merged_adapters_is_the_one_of_its_folder(name: str, tmp_path: Path) -> None:
+    """Its weights are float32 then, and so are constants that no file of weights has."""
+    peft = pytest.importorskip("peft")
+    tiny_llm(name, dtype=torch.float32).save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.bfloat16)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["o_proj"], init_lora_weights=False), model)
+    merged = without_adapters(model)
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    constants = dict(loaded.named_buffers())
+    for kind, constant in merged.named_buffers():
+        assert torch.equal(constant, constants[kind]) and constant.dtype == torch.float32, kind
+    ids = prompt(2, N + 3)
+    assert torch.equal(logits(loaded, ids), logits(merged, ids))
 
 
 def test_the_card_has_the_gates_that_an_adapter_trains(tmp_path: Path) -> None:
