@@ -155,8 +155,13 @@ class ModelMixin(_Initialised):
         columns_B = real_columns(mask_BT, B, T)
         groups = group_rows(lengths, columns_B, T, settings.segment_length, settings.depth)
         call = Call(groups, columns_B, T, mask_BT, self._tables(x.device), keep=cache is not None, again=again)
-        padded = mask_BT is not None or (cache is not None and any(length != cache.columns for length in lengths))
-        if padded and kinds_without_memory(self.config):
+        has_read_padding = cache is not None and any(length != cache.columns for length in lengths)
+        if (mask_BT is not None or has_read_padding) and kinds_without_memory(self.config):
+            if cache is not None and has_read_padding and cache.has_all_columns and mask is None:
+                raise InputError(
+                    "attention_mask: the cache has read padding, which layers without a memory would see; pass the "
+                    "mask of all columns, or generate(**cache.inputs(input_ids))"
+                )
             # With and without a cache alike: what is refused in generation is refused in training.
             (InfiniCache(self.config) if cache is None else cache).refuse_gaps(call)
             if position_ids is None:

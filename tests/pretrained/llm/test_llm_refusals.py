@@ -9,6 +9,7 @@ import torch
 import transformers
 from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
 
+from infini.errors import InputError
 from infini.pretrained.llm import inject
 from infini.pretrained.llm.inject import resize_segments
 
@@ -20,6 +21,23 @@ SMALL: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 11, "pad_token_id": 0,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama"])
+def test_padding_that_a_cache_has_read_is_not_seen_later(family: str) -> None:
+    """Without the mask of earlier columns, layers without a memory would attend to padding; those with one know it."""
+    model = tiny_llm(family)
+    ids = torch.randint(4, 60, (2, 15), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 15, dtype=torch.long)
+    mask[1, :4] = 0
+    with torch.no_grad():
+        cache = model(ids[:, :12], attention_mask=mask[:, :12], use_cache=True).past_key_values
+        right = model(ids[:, 12:], attention_mask=mask, past_key_values=cache.fork()).logits
+        if family == "llama":
+            torch.testing.assert_close(model(ids[:, 12:], past_key_values=cache.fork()).logits, right)
+            return
+        with pytest.raises(InputError, match="the cache has read padding, which layers without a memory would see"):
+            model(ids[:, 12:], past_key_values=cache.fork())
 
 
 def test_a_family_with_sinks_as_parameters_is_refused() -> None:
