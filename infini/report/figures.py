@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infini.errors import InputError
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord
 from infini.report.canvas import (
     SYNTHETIC_MARK,
     Label,
@@ -26,7 +26,7 @@ from infini.report.canvas import (
     token_axis,
 )
 from infini.report.palette import MUTED, Look, drawn_as, ink, looks
-from infini.report.selection import Selection
+from infini.report.selection import Selection, learned_from
 from infini.report.stats import BY_POSITION, gap
 from infini.report.tables import counted
 from infini.report.text_report import Report
@@ -293,11 +293,10 @@ def _lowest_loss(
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
     titles: Mapping[str, str],
 ) -> str:
-    """Which row ends with the lowest loss, if all have learned from the same batches."""
-    trainings = [run for runs in trained.values() for run in runs]
-    batches = [[value_at(run.config, key) for key in ("task", "recipe")] for run in trainings]
-    if any(other != batches[0] for other in batches):
-        return f"Training loss of {counted(len(trained), 'row')}, whose batches differ: the lowest need not be the best"
+    """Which row ends with the lowest loss, if all have learned by the same recipe."""
+    first, *others = (learned_from(run.config) for runs in trained.values() for run in runs)
+    if any(other != first for other in others):
+        return f"Training loss of {counted(len(trained), 'row')}, whose recipes differ: the lowest need not be the best"
     lasts = {row: float(loss[-1]) for row, (_, loss) in curves.items()}
     best = min(lasts, key=lambda row: lasts[row])
     seeds = counted(len({run.seed for run in trained[best]}), "seed")

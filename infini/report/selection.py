@@ -499,6 +499,12 @@ def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
     return kept | {"init_from": json.dumps(start.model)}
 
 
+def learned_from(training: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of the task and the recipe that a training has learned by."""
+    found = _flat(training, "task", "recipe")
+    return {key: value for key, value in found.items() if key not in _LEFT_OUT | NOT_LEARNED}
+
+
 def _flat(values: Mapping[str, Any], *names: str) -> dict[str, str]:
     """Dotted key -> value as JSON, below these names, for values that are set."""
     found: dict[str, str] = {}

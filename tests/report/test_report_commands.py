@@ -144,8 +144,8 @@ def test_a_curve_is_the_mean_of_its_trainings_and_the_title_names_the_lowest(tmp
     assert "Lowest training loss at the end: Two, 1.500 nats a token (2 seeds)" in svg.replace("\n", " ")
 
 
-def test_curves_of_other_batches_are_not_ranked(tmp_path: Path) -> None:
-    """A row that learned other batches may have a lower loss and be worse; one that learned another task than that of
+def test_curves_of_other_recipes_are_not_ranked(tmp_path: Path) -> None:
+    """A row that learned by another recipe may have a lower loss and be worse; one that learned another task than that of
     the evaluations has a loss of other tokens and is not drawn."""
     series = {"loss_curve": [[step, 2.0 + 1 / step] for step in range(1, 61)]}
     trained = {name: make_train("local", 1, run_id=name, series=series) for name in ("one", "two", "books")}
@@ -155,7 +155,7 @@ def test_curves_of_other_batches_are_not_ranked(tmp_path: Path) -> None:
     titles = {"one": "One", "two": "Two", "books": "Books"}
     selection = Selection(evaluated, trained)
     svg = draw_curves(selection, titles, "x", tmp_path / "training")[1].read_text()
-    assert "Training loss of 2 rows, whose batches differ" in " ".join(svg.split()) and "Books" not in svg
+    assert "Training loss of 2 rows, whose recipes differ" in " ".join(svg.split()) and "Books" not in svg
     alone = Selection({"books": evaluated["books"]}, trained)
     assert "Books" in draw_curves(alone, titles, "x", tmp_path / "alone")[1].read_text()
 
