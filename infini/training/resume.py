@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from infini import records
+from infini.errors import InputError, too_large
 from infini.system.paths import lock_file
 from infini.training.checkpoint import sha256_of
 from infini.training.ranks import SINGLE_RANK, Ranks
@@ -107,7 +108,8 @@ class UnfinishedRun:
     def newest(self) -> tuple[Path | None, list[Path]]:
         """The newest checkpoint that is intact, and the damaged ones that are newer.
 
-        Damaged ones are renamed: a checkpoint of a later save with fewer steps would count as older.
+        Damaged ones are renamed: a checkpoint of a later save with fewer steps would count as older. Raises InputError
+        when one cannot be read, and what torch raises when there is no memory for it: neither is damage.
         """
         damaged: list[Path] = []
         for path in reversed(self._checkpoints()):
@@ -273,7 +275,12 @@ def _is_intact(path: Path) -> bool:
         if path.stem.rpartition("-")[2] != sha256_of(path):
             return False
         return "infini" in torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError):
+    except OSError as error:
+        again = "the same command tries again, and without this file it resumes from an older one"
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); {again}") from error
+    except (EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        if too_large(error):
+            raise
         return False
 
 

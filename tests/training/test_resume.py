@@ -168,6 +168,34 @@ def test_a_damaged_checkpoint_is_skipped(
     assert outcome(tmp_path) == straight
 
 
+NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+"""What torch says where an allocation fails."""
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that fails for a moment, and a machine whose memory others use, leave it as good as it was."""
+    checkpoints = stopped_training(corpus, tmp_path)
+    failing = OSError(5, "Input/output error"), PermissionError(13, "Permission denied")
+    full = MemoryError(), RuntimeError(NO_MEMORY)
+    for (place, name), error in product([(resume, "sha256_of"), (torch, "load")], [*failing, *full]):
+        with pytest.MonkeyPatch.context() as patch:
+
+            def fails(*_: Any, error: Exception = error, **__: Any) -> Any:
+                raise error
+
+            patch.setattr(place, name, fails)
+            capsys.readouterr()
+            assert cli.main(["train", *words(corpus, tmp_path)]) == cli.USAGE_ERROR
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("infini: ")]
+        said = f"{checkpoints[-1]}: cannot be read ({error.strerror})" if isinstance(error, OSError) else "fit into mem"
+        assert said in line
+        assert sorted(tmp_path.glob("unfinished/*/step-*")) == checkpoints
+    assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
 def test_a_training_does_not_resume_where_another_model_led(corpus: Path, tmp_path: Path) -> None:
     """The folder that init_from names holds other weights by now."""
     overrides = words(corpus, tmp_path)
