@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from infini import records
 from infini.config.compose import config_hash
 from infini.config.schema import Config, key_of
-from infini.errors import DivergedError, InputError, one_of
+from infini.errors import DivergedError, InputError, one_of, too_large
 from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.pretrained.seq2seq import Seq2Seq
@@ -254,10 +254,11 @@ class _Training:
         except SystemExit:
             if not trainer.interrupted:
                 raise
-        except DivergedError:
+        except InputError:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-            if point is None or saving.started:
+            # A machine without room for the checkpoint says nothing against it.
+            if point is None or saving.started or too_large(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(

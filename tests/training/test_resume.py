@@ -196,6 +196,25 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(
     assert outcome(tmp_path) == straight
 
 
+def test_an_error_on_the_way_to_a_resume_is_not_blamed_on_the_checkpoint(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes]
+) -> None:
+    """The user would remove hours of work."""
+    stopped_training(corpus, tmp_path)
+    full = RuntimeError(NO_MEMORY), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"), MemoryError()
+    for error in (*full, OSError(5, "Input/output error"), InputError("task.data_dir='x': is gone")):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(type(error)) as raised:
+
+            def fails(*_: Any, error: Exception = error) -> Any:
+                raise error
+
+            patch.setattr(LanguageModelModule, "on_load_checkpoint", fails)
+            train(corpus, tmp_path)
+        assert raised.value is error
+    assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
 def test_a_training_does_not_resume_where_another_model_led(corpus: Path, tmp_path: Path) -> None:
     """The folder that init_from names holds other weights by now."""
     overrides = words(corpus, tmp_path)
