@@ -39,7 +39,7 @@ VERSIONED_PACKAGES = (
 
 def start_of(config: Mapping[str, Any]) -> str | None:
     """Run id of the training from which a training with this configuration starts; None for fresh weights. Where
-    `init_from` is the path of a checkpoint, its folder has that name."""
+    `init_from` is the path of a checkpoint, it is taken to be the name of its folder; see RunRecord.traced_config."""
     return Path(config["init_from"]).name if config.get("init_from") else None
 
 
@@ -66,7 +66,8 @@ class RunRecord:
     started: str
     """UTC time of the start, ISO 8601."""
     environment: dict[str, Any]
-    """From `environment`, when the run started."""
+    """From `environment`, when the run started. started_from: of a training with `init_from`, the run id in the
+    checkpoint that it names; older records lack it."""
     data: dict[str, Any] = field(default_factory=dict)
     """name, source (folder, hub or synthetic), revision (content hash), split, documents, tokens, words, bytes,
     tokenizer. beside: bytes and sha256 of each file beside the record, by its suffix."""
@@ -91,7 +92,13 @@ class RunRecord:
     @property
     def started_from(self) -> str | None:
         """Run id of the training from which this one started; None for a training from fresh weights."""
-        return start_of(self.config)
+        # The folder that init_from names may have another name than the run.
+        return self.environment.get("started_from") or start_of(self.config)
+
+    @property
+    def traced_config(self) -> dict[str, Any]:
+        """The configuration, with `started_from` as its `init_from`."""
+        return self.config if self.started_from is None else {**self.config, "init_from": self.started_from}
 
     @property
     def synthetic(self) -> bool:

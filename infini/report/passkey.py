@@ -221,7 +221,8 @@ class PasskeyReport(RowMatchingReport):
             return set()
         if before.task != self.task:
             return {before.task}
-        fits = partial(self._training_mismatches, model=before.model, training=before.config, scale=scale, known=known)
+        training = before.traced_config
+        fits = partial(self._training_mismatches, model=before.model, training=training, scale=scale, known=known)
         return {name for name in self.rows if not fits(name)}
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:

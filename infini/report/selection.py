@@ -93,9 +93,10 @@ class Selection:
         return training.cost.get(cost) if training else None
 
     def training_config(self, run: RunRecord) -> dict[str, Any]:
-        """The configuration the model of `run` was trained with. If its training is unknown, that of `run`."""
+        """The configuration the model of `run` was trained with, by run ids (traced_config). If its training is
+        unknown, that of `run`."""
         training = self.training(run)
-        return training.config if training else run.config
+        return training.traced_config if training else run.config
 
 
 class DisputedError(InputError):
@@ -494,7 +495,7 @@ def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
     start = selection.parents.get(name)
     if start is None:
         return {"init_from": json.dumps("unknown")}
-    settings = _start(start.config, selection) | _flat(start.config, "task", *_TRAINING_GROUPS)
+    settings = _start(start.traced_config, selection) | _flat(start.config, "task", *_TRAINING_GROUPS)
     kept = {f"start {key}": value for key, value in settings.items() if key not in _LEFT_OUT | NOT_LEARNED}
     return kept | {"init_from": json.dumps(start.model)}
 

@@ -163,8 +163,10 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             console,
             f"recipe={cfg.recipe.name} is made for a trained model, and init_from is not set: training from scratch",
         )
-    begun_with = None if cfg.init_from is None else _start_from(cfg, model, data.tokenizer.hash)
+    start = None if cfg.init_from is None else _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
+    if start is not None:
+        record.environment["started_from"] = start["run_id"]
     if ranks.size > 1:
         record.environment["ranks"] = ranks.size
     record.environment["compiled"] = compile_layers(cfg, model, device)
@@ -194,7 +196,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
         raise InputError(f"parallel.sequence={ranks.sequence}: {error}") from error
     # The corpus and the weights that the training begins with are part of the name: a training never resumes with other
     # books or another vocabulary, or where another model led.
-    named = [config_hash(cfg), data.identity, *([] if begun_with is None else [begun_with[:8]])]
+    named = [config_hash(cfg), data.identity, *([] if start is None else [str(start["weights_sha256"])[:8]])]
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / "-".join(named))
     return _Training(cfg, module, data, device, ranks, unfinished, record, console)
 
@@ -392,15 +394,15 @@ def _say_what_has_no_effect(cfg: Config, overrides: list[str], model: Any, conso
             warn(console, f"{key}={value}: has no effect with {other}")
 
 
-def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> str:
-    """Fill the model with the weights that cfg.init_from names -> their SHA-256."""
+def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> dict[str, Any]:
+    """Fill the model with the weights that cfg.init_from names -> their description."""
     assert cfg.init_from is not None
     folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
     description = read_description(folder, "init_from")
     if description.get("tokenizer_hash") != tokenizer_hash:
         raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
     load_weights(model, folder, description, "init_from")
-    return str(description["weights_sha256"])
+    return description
 
 
 def _place(cfg: Config, device: torch.device, ranks: Ranks = SINGLE_RANK) -> dict[str, Any]:

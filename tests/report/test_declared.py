@@ -106,6 +106,14 @@ def test_a_training_from_other_weights_or_on_other_data_is_marked(
     assert [note.partition("(Linear) ")[2] for note in notes] == [f"({way})"] * bool(way)
 
 
+def test_the_weights_it_began_with_are_named_by_their_run() -> None:
+    evaluation, training = make_eval("infini_linear", 1), make_train("infini_linear", 1)
+    training.config["init_from"] = "elsewhere/best"
+    training.environment = {**training.environment, "started_from": "train-other"}
+    notes = [note for note in rendered([evaluation, training]).notes if note.startswith("†")]
+    assert [note.partition("(Linear) ")[2] for note in notes] == ["(init_from train-other instead of null)"]
+
+
 def test_of_a_training_that_is_not_on_record_the_task_is_not_known() -> None:
     evaluation = make_eval("infini_linear", 1)
     evaluation.config["task"] = {"name": "pg19", "carry_state": False}

@@ -231,6 +231,18 @@ def test_a_row_whose_books_were_made_up_says_so(init_from: str) -> None:
         assert [row.cells[0].text for row in table.rows if row.model == "linear_finetuned/yours"] == [label]
 
 
+def test_a_row_knows_the_books_by_their_run_in_a_folder_of_another_name() -> None:
+    few = pair("infini_linear", "passkey_laptop_finetune", trained=TUNED | {"init_from": "/elsewhere/best"})
+    assert rows_of([BOOKS, *few]) == {}
+    for run in few:
+        run.environment = {**run.environment, "started_from": "books"} if run.verb == "train" else run.environment
+    assert list(rows_of([BOOKS, *few])) == ["linear_finetuned"]
+    made_up = make_train("infini_linear", 1, run_id="books", data={**BOOKS.data, "source": "synthetic"})
+    table = report().render("laptop", [], [made_up, *few]).tables[0]
+    labels = [row.cells[0].text for row in table.rows if row.model == "linear_finetuned/yours"]
+    assert labels == ["yours (books: SYNTHETIC)"]
+
+
 def test_a_training_that_never_left_its_curriculum_fills_no_row() -> None:
     runs = pair()
     runs[0].series = {"in_last_stage": False}

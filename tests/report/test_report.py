@@ -121,6 +121,14 @@ def test_seeds_that_started_elsewhere_do_not_share_a_cell(report: Report) -> Non
     assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
     with pytest.raises(InputError, match=r"init_from \"full\" and \"unknown\""):
         select_runs(report, "laptop", [runs[0], *runs[2:]])
+    # However the folder is named, if its run is on record.
+    for training in trainings:
+        named, training.config["init_from"] = training.config["init_from"], f"somewhere/best-{training.seed}"
+        with pytest.raises(InputError, match=r"init_from \"full\" and \"unknown\"|init_from \"unknown\" and \"full\""):
+            select_runs(report, "laptop", runs)
+        known, training.environment = training.environment, {**training.environment, "started_from": Path(named).name}
+        assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
+        training.config["init_from"], training.environment = named, known
     # So does what these started from.
     firsts = [make_train("full", seed, run_id=f"first-{seed}") for seed in (1, 2)]
     for start in starts:

@@ -246,7 +246,7 @@ def test_publish_refuses_synthetic_unknown_and_unnamed_runs(cfg: Any, published:
     assert not published.exists()
 
 
-@pytest.mark.parametrize("init_from", ["made-up", "checkpoints/made-up"])
+@pytest.mark.parametrize("init_from", ["made-up", "checkpoints/made-up", "somewhere/best"])
 @pytest.mark.parametrize("published_alone", ["train-local-1", "eval-local-1"])
 def test_publish_refuses_what_began_from_a_model_of_made_up_text(
     cfg: Any, published: Path, init_from: str, published_alone: str
@@ -255,6 +255,8 @@ def test_publish_refuses_what_began_from_a_model_of_made_up_text(
     fill(Path(cfg.results_dir), make_eval("local", 1))
     training = make_train("local", 1)
     training.config["init_from"] = init_from
+    if init_from == "somewhere/best":
+        training.environment = {**training.environment, "started_from": "made-up"}
     for record in (training, synthetic(make_train("local", 1, run_id="made-up"))):
         records.write_record(record, Path(cfg.results_dir))
     with pytest.raises(InputError, match="run made-up cannot be published: its data is synthetic"):

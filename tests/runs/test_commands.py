@@ -415,6 +415,20 @@ def test_init_from_starts_with_those_weights(with_model: Runner) -> None:
     assert "nowhere" in with_model.error("train", "init_from=nowhere")
 
 
+def test_a_record_names_the_run_that_a_training_started_from(with_model: Runner, tmp_path: Path) -> None:
+    """By the checkpoint itself, whose folder may have any name."""
+    (run,) = with_model.records()
+    shutil.copytree(with_model.checkpoint(run), tmp_path / "best")
+    for start in (run.run_id, str(with_model.checkpoint(run)), str(tmp_path / "best")):
+        with_model("train", f"init_from={start}", "seed=5")
+    for other in with_model.records()[1:]:
+        assert other.started_from == run.run_id
+    assert run.started_from is None
+    # A record of an older version knows the name of the folder.
+    del other.environment["started_from"]
+    assert other.started_from == "best"
+
+
 def test_every_language_model_is_measured() -> None:
     """Decoding is timed for all of them, and so is a training step."""
     # A pretrained model has sizes of its own.
