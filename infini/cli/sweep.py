@@ -143,7 +143,8 @@ def _worker(name: str, words: Sequence[str], cfg: DictConfig) -> str | None:
 
 @robust_streams(patient=True)
 def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
-    """One job of a sweep. It is passed over if it has finished, and its results and the data that it read are there."""
+    """One job of a sweep. It is passed over if it has finished, its results and the data that it read are there, and an
+    evaluation would take the same model."""
     from hydra.core.hydra_config import HydraConfig
 
     from infini.config.compose import load
@@ -161,7 +162,7 @@ def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
         if finished:
             from infini.runs.common import is_up_to_date
 
-            if all(is_up_to_date(job, run_id) for run_id in finished):
+            if all(is_up_to_date(job, overrides, run_id) for run_id in finished):
                 print(f"{command}: done before", flush=True)
                 return 0
         print(command, flush=True)

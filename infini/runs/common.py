@@ -361,12 +361,15 @@ def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
-def is_up_to_date(cfg: Config, run_id: str) -> bool:
+def is_up_to_date(cfg: Config, overrides: list[str], run_id: str) -> bool:
     """Whether a run of `cfg` need not be repeated: its record exists, for a training its model, too, and the texts that
-    it read are unchanged."""
+    it read are unchanged. An evaluation that names no checkpoint must be of the model that it would take now."""
     try:
         run = records.read_record(records.record_path(cfg.results_dir, run_id))
         if run.verb == "train" and not checkpoint_folder(cfg.results_dir, run_id).is_dir():
+            return False
+        of_a_model = run.verb == "eval" and getattr(cfg.task, "reference", None) is None
+        if of_a_model and cfg.checkpoint is None and run.parent != _model_now(cfg, overrides):
             return False
         # An evaluation reads the data that its training names.
         cfg = replace(cfg, task=type(cfg.task)(**run.config["task"]))
@@ -375,6 +378,12 @@ def is_up_to_date(cfg: Config, run_id: str) -> bool:
     except InputError:
         # A record that is gone or damaged, or data that cannot be loaded: the run itself says what is wrong.
         return False
+
+
+def _model_now(cfg: Config, overrides: list[str]) -> str | None:
+    """Run id of the training whose model an evaluation of `cfg` takes; None for a pretrained model as it is."""
+    folder = find_model(with_base(cfg, overrides), overrides)
+    return None if folder is None else str(read_description(folder)["run_id"])
 
 
 def settings_of(verb: str, overrides: Sequence[str]) -> list[str]:

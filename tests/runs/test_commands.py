@@ -394,6 +394,19 @@ def test_a_sweep_passes_over_jobs_whose_results_and_data_are_there(
     assert ("done before" in with_model.out) == (change is None)
 
 
+def test_a_sweep_evaluates_the_model_that_is_the_newest_now(with_model: Runner) -> None:
+    """A job that finished with the model before it is not done."""
+    line = ["eval", "-m", "seed=1,2"]
+    with_model.error(*line)
+    with_model("train", "optimizer.lr=0.01")
+    # The second job fails, so that the sweep is not at its end.
+    for again in (False, True):
+        with_model.error(*line)
+        assert ("done before" in with_model.out) is again
+        parents = [run.parent for run in with_model.records("eval")]
+        assert parents == [run.run_id for run in with_model.records("train")]
+
+
 def test_a_sweep_with_a_wrong_value_trains_nothing(infini: Runner) -> None:
     assert "model='infini'" in infini.error("train", "-m", "model=infini_linear,infini")
     assert infini.records() == []
