@@ -56,12 +56,14 @@ def evaluate(
         console.print(f"{len(cache.entries)} of {len(work)} results were there before")
     own = {name: work[name] for name in cache.share(list(work))}
     call = cfg.scale.eval_segments_per_call * N
+    # The time left follows from the pace of this process.
+    left = sum(tokens for name, tokens in own.items() if name not in cache.entries)
     with (
         cache,
-        progress_bar(f"{cfg.model['name']} on {split_name}", sum(own.values()), console.is_terminal) as advance,
+        progress_bar(f"{cfg.model['name']} on {split_name}", left, console.is_terminal) as advance,
         autocast(cfg.parallel.precision, device),
     ):
-        passes = _Passes(cache, own, model, split, tokenizer.bos_id, call, N, advance)
+        passes = _Passes(cache, set(own), model, split, tokenizer.bos_id, call, N, advance)
         streamed = passes.read("read", limit)
         if knockouts:
             # Over all documents at once: every document reads another's memory.
@@ -137,8 +139,8 @@ class _Passes:
     """Passes over the documents of a split; results that the cache holds are not computed again."""
 
     cache: ResultCache
-    own: dict[str, int]
-    """Results that this process gives -> tokens to read. Those of other parts stay 0."""
+    own: set[str]
+    """Results that this process gives. Those of other parts stay 0."""
     model: Any
     split: Any
     bos_id: int
@@ -172,7 +174,6 @@ class _Passes:
                 made[field] = [[each.edges, each.nll.tolist(), each.tokens.tolist()] for each in binned]
             self.cache.add(name, made | {"growth": parts[0].growth})
             return parts
-        self.advance(self.own[name])
         # JSON returns exactly the same floats.
         positions, places = (
             [Binned(edges, np.array(nll), np.array(tokens)) for edges, nll, tokens in entry[field]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -54,6 +56,45 @@ def test_an_evaluation_stopped_in_every_pass_gives_the_same_record(
     assert resumed.results == straight.results and resumed.documents == straight.documents
     assert resumed.series == straight.series
     assert not list((with_model.results / "unfinished").glob("*"))
+
+
+@pytest.mark.usefixtures("elsewhere", "clock")
+@pytest.mark.parametrize("kept", [0, 2, 8])
+def test_the_progress_of_what_resumes_counts_what_is_still_to_be_read(
+    with_model: Runner, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """The time left is taken from the pace of this process, which results that were there before would raise."""
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 1)
+    real_add, real_bar = ResultCache.add, document_evaluation.progress_bar
+    added: list[str] = []
+    bars: list[list[float]] = []
+
+    def add(self: ResultCache, name: str, entry: dict[str, Any]) -> None:
+        if len(added) == kept:
+            raise KeyboardInterrupt
+        added.append(name)
+        real_add(self, name, entry)
+
+    @contextmanager
+    def bar(title: str, total: float, *options: Any) -> Iterator[Callable[[float], None]]:
+        bars.append([total])
+        with real_bar(title, total, *options) as advance:
+
+            def advancing(done: float) -> None:
+                bars[-1].append(done)
+                advance(done)
+
+            yield advancing
+
+    monkeypatch.setattr(document_evaluation, "progress_bar", bar)
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultCache, "add", add)
+        with_model("eval", code=cli.INTERRUPTED)
+    with_model("eval")
+    (stopped, resumed) = bars
+    assert resumed[0] == sum(resumed[1:]) > 0
+    if kept:
+        assert resumed[0] < stopped[0]
 
 
 @pytest.mark.usefixtures("elsewhere", "clock")
