@@ -76,8 +76,12 @@ def _step_sizes(run: RunRecord) -> list[Any]:
 
 def machines(trainings: Iterable[RunRecord | None]) -> list[str]:
     """Names of the machines of the trainings, each once, as far as records name them."""
-    hardware = [training.environment.get("hardware") or {} for training in trainings if training]
-    return sorted({name for one in hardware if (name := one.get("accelerator") or one.get("cpu"))})
+    names: set[str] = set()
+    for training in filter(None, trainings):
+        hardware = training.environment.get("hardware") or {}
+        # A training that was resumed elsewhere names several, with their threads.
+        names |= set(training.environment.get("machines") or [hardware.get("accelerator") or hardware.get("cpu")])
+    return sorted(filter(None, names))
 
 
 def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> dict[str, Point]:

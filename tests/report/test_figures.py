@@ -191,6 +191,10 @@ def test_seconds_say_on_which_machines() -> None:
     measured.config["recipe"] = {**measured.config["recipe"], "batch_size": 5}
     measured.series["train"] = {"models": {"infini_linear": {"seconds": [0.01, 0.02, 0.03]}}}
     assert costs.by_seconds(report, selection, measured)[1].endswith("as they were run (a GPU and one kind)")
+    resumed = selection.parents["train-infini_linear-2"].environment
+    resumed["machines"] = ["a GPU (4 threads)", "another (2 threads)"]
+    said = "as they were run (a GPU (4 threads) and another (2 threads) and one kind)"
+    assert costs.by_seconds(report, selection, measured)[1].endswith(said)
     for run in selection.parents.values():
         run.config["recipe"] = {**run.config["recipe"], "batch_size": 5}
     points, label = costs.by_seconds(report, selection, measured)

@@ -568,6 +568,40 @@ def test_a_run_that_resumes_on_another_processor_names_both_formats(tmp_path: Pa
         check_publishable(mixed[0], tmp_path, {})
 
 
+def test_a_training_names_the_machines_that_it_was_on(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And their threads, on which the order of sums depends; a machine alone is in `hardware`."""
+
+    def on(cpu: str) -> None:
+        monkeypatch.setattr(records, "_hardware", lambda: {"cpu": cpu, "accelerator": None})
+
+    on("one")
+    stopped_training(corpus, tmp_path / "alone")
+    assert "machines" not in train(corpus, tmp_path / "alone").environment
+    stopped_training(corpus, tmp_path / "several", step=4)
+    on("other")
+    stopped_training(corpus, tmp_path / "several")
+    on("one")
+    record = train(corpus, tmp_path / "several")
+    assert record.environment["machines"] == ["one (1 thread)", "other (1 thread)"]
+    assert records.load_records(tmp_path / "several") == [record]
+    assert outcome(tmp_path / "several") == straight
+
+
+def test_a_run_on_other_threads_of_a_machine_names_both(tmp_path: Path) -> None:
+    def claimed(threads: int) -> RunRecord:
+        run, record = UnfinishedRun(tmp_path / "run"), begun("a")
+        record.environment |= {"hardware": {"cpu": "one", "accelerator": None}, "threads": threads}
+        run.claim(record)
+        run.save(threads, lambda path: torch.save({"infini": 1}, path))
+        run.release()
+        return record
+
+    assert "machines" not in claimed(2).environment
+    assert claimed(4).environment["machines"] == ["one (2 threads)", "one (4 threads)"]
+
+
 def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
     def claimed(record: RunRecord) -> tuple[str, bool]:
         run = UnfinishedRun(tmp_path / "run")
