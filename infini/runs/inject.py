@@ -13,7 +13,7 @@ from infini.config.schema import Config, key_of
 from infini.errors import InputError
 from infini.models import base_of
 from infini.pretrained.base_names import local_path
-from infini.system.paths import check_name, home_expanded
+from infini.system.paths import INCOMPLETE, check_name, home_expanded, scratch_folder
 from infini.training.checkpoint import load_model, named_folder, read_description
 
 
@@ -88,18 +88,30 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
 
 
 def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
+    """Write all beside its place and move it there, so that nothing has the name if this is stopped."""
     from infini.pretrained.llm import model_card, settings_of
 
     print(f"writing {folder}", file=sys.stderr, flush=True)
     settings = settings_of(model.config)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(folder)
-        if not settings.training:
-            # Known here alone; the config does not say it, because a later training would leave it there.
-            card = model_card(model, training="none since the memory was put in")
-            (folder / "README.md").write_text(card, encoding="utf-8")
-        tokenizer.save_pretrained(folder)
+        # An empty folder stays, because it may be a disk of its own, or the working folder.
+        there = folder.is_dir()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(folder if there else folder.parent) as scratch:
+            # A scratch folder is its owner's alone; a new one in it has the mode that the user chose.
+            made = scratch / "made"
+            made.mkdir()
+            model.save_pretrained(made)
+            if not settings.training:
+                # Known here alone; the config does not say it, because a later training would leave it there.
+                card = model_card(model, training="none since the memory was put in")
+                (made / "README.md").write_text(card, encoding="utf-8")
+            tokenizer.save_pretrained(made)
+            if there:
+                for path in sorted(made.iterdir()):
+                    path.rename(folder / path.name)
+            else:
+                made.rename(folder)
     except OSError as error:
         raise InputError(f"out={str(folder)!r}: cannot be written ({error.strerror})") from error
     layers = f"{len(settings.layers)} of {model.config.num_hidden_layers} layers"
@@ -117,6 +129,7 @@ def _new_folder(out: str | None) -> Path:
     check_name("out", folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"out={out!r}: exists and is not a folder; name another one")
-    if folder.is_dir() and any(folder.iterdir()):
+    # What a killed process left is no content.
+    if folder.is_dir() and any(not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
         raise InputError(f"out={out!r}: the folder is not empty; name another one")
     return folder

@@ -55,21 +55,22 @@ def check_name(key: str, path: Path) -> None:
 
 
 DAY = 24 * 3600
+INCOMPLETE = ".incomplete-"
+"""How the names of scratch folders begin."""
 
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent`, removed at the end, for a file that is moved to `parent` once it is complete.
+    """A new folder in `parent`, removed at the end, for files that are moved to `parent` once they are complete.
 
     What killed processes left is removed: such folders in which nothing was written for a day.
     """
-    prefix = ".incomplete-"
-    for left in parent.glob(f"{prefix}*"):
+    for left in parent.glob(f"{INCOMPLETE}*"):
         with suppress(OSError):
             newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
             if newest < time.time() - DAY:
                 shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as made:
+    with tempfile.TemporaryDirectory(dir=parent, prefix=INCOMPLETE) as made:
         yield Path(made)
 
 

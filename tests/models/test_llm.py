@@ -35,6 +35,7 @@ from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import USUAL, PretrainedLM, build
 from infini.report.load import load_report
 from infini.runs.common import with_base
+from infini.system.paths import INCOMPLETE
 from infini.training.additions.length_extension import extended_in_two_calls
 from infini.training.additions.sparse_writes import penalty
 from infini.training.checkpoint import load_model
@@ -808,6 +809,35 @@ def test_a_trained_model_becomes_a_folder_of_transformers(llm: Llm, train: str, 
     again = f"out={tmp_path / 'again'}"
     assert error("inject", f"checkpoint={run.run_id}", again, "sinks=1").startswith("model.sinks: checkpoint=")
     assert error("inject", f"checkpoint={run.run_id}", again, "base=x").startswith("base: checkpoint=")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_inject_that_is_stopped_leaves_nothing(
+    llm: Llm, tmp_path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command starts from the beginning. An empty folder may be there before."""
+    out = tmp_path / "new" / "out"
+    if there:
+        out.mkdir(parents=True)
+    words = ["inject", f"base={llm.base}", f"out={out}"]
+    last = type(base_model(str(llm.base)).tokenizer)
+    for stop, code in ((KeyboardInterrupt(), cli.INTERRUPTED), (OSError(28, "No space left on device"), 2)):
+        with monkeypatch.context() as patch:
+
+            def stopped(self: Any, folder: Any, stop: BaseException = stop) -> None:
+                """Right before the last files, where all others are on disk."""
+                assert (Path(folder) / "config.json").is_file()
+                raise stop
+
+            patch.setattr(last, "save_pretrained", stopped)
+            assert cli.main(words) == code
+        assert out.exists() is there and [path for path in out.parent.rglob("*") if path != out] == []
+    # What a killed process left does not count either.
+    (out if there else out.parent).joinpath(f"{INCOMPLETE}killed").mkdir()
+    assert cli.main(words) == 0
+    assert AutoTokenizer.from_pretrained(out) and AutoModelForCausalLM.from_pretrained(out)
+    modes = {path.stat().st_mode & 0o777 for path in (out, out.parent)}
+    assert len(modes) == 1
 
 
 def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
