@@ -15,6 +15,7 @@ from infini.config.schema import Config
 from infini.demo import FOLDER
 from infini.records import RunRecord, value_at
 from infini.report.tables import counted
+from infini.system.devices import has_gpu, uses_bfloat16
 from infini.system.progress import duration
 from infini.training.checkpoint import read_description
 
@@ -51,18 +52,25 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config], ot
     )
 
 
-def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
-    """Of the fastest comparable training; slower ones shared their machine."""
+def training_seconds(cfg: Config, known: Sequence[RunRecord], here: bool = False) -> float | None:
+    """Of the fastest comparable training; slower ones shared their machine. here: only of those that ran on such
+    devices, in such a format of products, as this one would on this machine."""
     each = [
         run.cost["wall_seconds"] / run.config["recipe"]["steps"]
         for run in known
-        if run.verb == "train" and run.diverged is None and _is_same_work(cfg, run) and not run.cost.get("resumed")
+        if run.verb == "train"
+        and run.diverged is None
+        and _is_same_work(cfg, run)
+        and value_at(run.config, "optimizer.name") in (None, cfg.optimizer.name)
+        and not run.cost.get("resumed")
+        and not (here and (_spread(run.config) != _spread(asdict(cfg)) or _is_elsewhere(cfg, run)))
     ]
     return min(each) * cfg.recipe.steps if each else None
 
 
-def evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
-    """Of the quickest evaluation of such a model with the same questions; of prompts, by their number."""
+def evaluation_seconds(cfg: Config, known: Sequence[RunRecord], here: bool = False) -> float | None:
+    """Of the quickest evaluation of such a model with the same questions; of prompts, by their number. here: see
+    training_seconds."""
     values = asdict(cfg)
     asked = {key: value_at(values, key) for key in cfg.task.evaluation_reads if key != "part"}
     examples = values["task"].get("examples", 1)
@@ -75,6 +83,7 @@ def evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
         and {key: value_at(run.config, key) for key in asked} == asked
         and run.config["task"].get("examples", 1) >= min(10, examples)
         and not run.cost.get("resumed")
+        and not (here and _is_elsewhere(cfg, run))
     ]
     return min(each) * examples if each else None
 
@@ -84,6 +93,25 @@ _NO_WORK = {
     *("gate_init", "first_segment", "attention_scale", "rope_base"),
 }
 """Numbers of a recipe, and options of a model, that change no step's work."""
+
+
+def _spread(config: Mapping[str, Any]) -> list[Any]:
+    """Over which devices a training is spread."""
+    name, *devices = (value_at(config, f"parallel.{key}") for key in ("name", "devices", "nodes"))
+    return ["single"] if name in (None, "single") else [name, *devices]
+
+
+def _is_elsewhere(cfg: Config, run: RunRecord) -> bool:
+    """Whether a run was on another kind of device than this one would be, or multiplied in another format. Older
+    records do not say it."""
+    device = "cuda" if cfg.parallel.accelerator != "cpu" and has_gpu() else "cpu"
+    if run.environment.get("device", device) != device:
+        return True
+    if "bfloat16" not in run.environment:
+        return False
+    import torch
+
+    return bool(run.environment["bfloat16"] != uses_bfloat16(cfg.parallel.precision, torch.device(device)))
 
 
 def _is_same_work(cfg: Config, run: RunRecord) -> bool:

@@ -155,8 +155,8 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
     """Lines on the runs of a worker that plans: number, time, run, cell. Cells whose training diverged have none: it is
     not repeated.
 
-    A time is that of the quickest such run in results_dir. Where there is none it is that of a published run, on its
-    machine, and marked.
+    A time is that of the quickest such run in results_dir, on devices as this machine would use. Where there is none it
+    is that of a published run, on its machine, and marked.
     """
     yours, published = records.load_records(results_dir), records.load_records(records.published_dir())
     numbers = {run.record.run_id: run.number for run in worker.planned.values()}
@@ -166,7 +166,7 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
         made = run.record
         counts[made.verb] += 1
         took = training_seconds if made.verb == "train" else evaluation_seconds
-        seconds, mark = took(run.cfg, yours), ""
+        seconds, mark = took(run.cfg, yours, here=True), ""
         if seconds is None:
             seconds, mark = took(run.cfg, published), _PUBLISHED
         takes = "unknown" if seconds is None else f"{duration(seconds)}{mark}"

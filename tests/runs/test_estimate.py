@@ -104,6 +104,45 @@ def test_an_option_that_is_off_or_changes_no_work_has_the_time_of_the_model() ->
     assert estimate.training_seconds(compose(words), [run]) == 1
 
 
+def test_a_time_of_yours_is_of_such_devices_as_this_machine_would_use() -> None:
+    """A results folder is shared by machines with and without a GPU, and copied from one to the next."""
+    words = ["recipe.steps=10", "model=infini_linear", "parallel.accelerator=cpu", "parallel.precision=fp32"]
+    cfg = compose(["task=pg19", *words, "recipe.steps=20"])
+    training, evaluation = trained(*words, seconds=3), trained(*words, seconds=3)
+    evaluation.verb = "eval"
+    cases = (estimate.training_seconds, training, 6), (estimate.evaluation_seconds, evaluation, 3)
+    for seconds_of, run, seconds in cases:
+        # Older records do not say where they were.
+        assert seconds_of(cfg, [run], here=True) == seconds
+        for environment, like in (
+            ({"device": "cpu", "bfloat16": False}, True),
+            ({"device": "cuda", "bfloat16": False}, False),
+            ({"device": "cpu", "bfloat16": True}, False),
+        ):
+            run.environment |= environment
+            assert seconds_of(cfg, [run], here=True) == (seconds if like else None), environment
+            assert seconds_of(cfg, [run]) == seconds, "of a published run, which is marked"
+
+
+def test_a_time_is_that_of_a_training_on_as_many_devices_by_the_same_optimizer() -> None:
+    words = ["task=pg19", "recipe.steps=10", "model=infini_linear", "parallel.accelerator=cpu"]
+    ways = [
+        [],
+        ["parallel=ddp", "parallel.devices=2"],
+        ["parallel=ddp", "parallel.devices=8"],
+        ["parallel=ddp", "parallel.devices=2", "parallel.nodes=2"],
+        ["parallel=fsdp2", "parallel.devices=2"],
+        ["optimizer=adamw"],
+    ]
+    known = [trained(*words, *way, seconds=number) for number, way in enumerate(ways, 1)]
+    for number, way in enumerate(ways, 1):
+        cfg = compose([*words, *way])
+        assert estimate.training_seconds(cfg, known, here=True) == number
+        others = [run for run in known if run.cost["wall_seconds"] != number]
+        assert estimate.training_seconds(cfg, others, here=True) is None
+    assert estimate.training_seconds(compose([*words, "optimizer=adafactor"]), known) is None
+
+
 @pytest.mark.parametrize("more", [(), ("recipe.sparse_loss_scale=null",), ("recipe.sparse_loss_scale=1",)])
 def test_the_passkey_recipe_has_an_estimate(more: tuple[str, ...]) -> None:
     """Numbers that change no step's work make no other recipe of it."""
