@@ -211,14 +211,21 @@ class Recurrence(Decoder, ABC):
         self.gradient_horizon, self.random_segments = bptt_depth, random_segments
         self._compiled: Callable[..., tuple[Tensor, list[Window]]] | None = None
 
+    @property
+    def uncompiled_by(self) -> str | None:
+        """The option with which layers are not compiled, None where there is none: bptt_depth, with which segments may
+        be read in parallel (infini/nn/truncated_bptt.py), or random_segments, which have random lengths."""
+        if self.gradient_horizon is not None:
+            return f"bptt_depth={self.gradient_horizon}"
+        return "random_segments=True" if self.random_segments else None
+
     def compile_layers(self, backend: Any = "inductor") -> bool:
         """Compile the reading of a segment for training steps without activation checkpointing (torch.compile).
 
         Launching the operations of many short segments takes as long as running them. Returns False and compiles
-        nothing if bptt_depth is set, so that segments may be read in parallel (infini/nn/truncated_bptt.py), or if
-        segments have random lengths.
+        nothing where an option is against it; see uncompiled_by.
         """
-        if self.gradient_horizon is not None or self.random_segments:
+        if self.uncompiled_by is not None:
             return False
         self._compiled = torch.compile(read_layers, dynamic=False, backend=backend)
         return True

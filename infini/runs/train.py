@@ -55,7 +55,7 @@ from infini.training.checkpoint import (
     read_description,
     save_model,
 )
-from infini.training.compiled import check_compiler, compile_layers
+from infini.training.compiled import check_compiler, compile_layers, uncompiled_by
 from infini.training.launcher import check_shares
 from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
@@ -379,18 +379,30 @@ def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
 
 
 def _say_what_has_no_effect(cfg: Config, overrides: list[str], model: Any, console: Console) -> None:
-    """Print a line for each key on the command line that changes nothing for this model or task. It is no error: models
-    are compared with the same words."""
+    """Print a line for each key on the command line that changes nothing for this model or task, or beside other
+    settings. It is no error: models are compared with the same words."""
     task, name = f"task={cfg.task.name}", f"model={cfg.model['name']}"
-    used = {
-        "recipe.excerpt_tokens": (cfg.task.has_documents, task),
-        "recipe.length_extension": (optional(model, "memory_is_a_sum"), name),
-        "recipe.sparse_writes": (bool(optional(model, "memory_layers")), name),
+    is_a_sum, extension = optional(model, "memory_is_a_sum"), cfg.recipe.length_extension
+    # A model to start from has a tokenizer of its own, whatever the task names.
+    of_words = getattr(cfg.task, "tokenizer", None) == "words" and cfg.init_from is None
+    uncompiled = uncompiled_by(cfg, model) if cfg.parallel.compile == "always" else None
+    idle = {
+        "recipe.excerpt_tokens": (not cfg.task.has_documents, task),
+        "recipe.length_extension": (not is_a_sum, name),
+        "recipe.length_extension_share": (
+            not is_a_sum or extension is None,
+            name if extension is not None else "recipe.length_extension=null",
+        ),
+        "recipe.sparse_writes": (not optional(model, "memory_layers"), name),
+        "recipe.final_lr_fraction": (cfg.recipe.schedule == "constant", "recipe.schedule=constant"),
+        "optimizer.betas": (cfg.optimizer.name == "adafactor", "optimizer=adafactor"),
+        "scale.vocab_size": (of_words, "task.tokenizer=words"),
+        "parallel.compile": (uncompiled is not None, uncompiled),
     }
-    for key in map(key_of, overrides):
-        has_effect, other = used.get(key, (True, ""))
+    for key in dict.fromkeys(map(key_of, overrides)):
+        has_no_effect, other = idle.get(key, (False, ""))
         value = records.value_at(asdict(cfg), key)
-        if value is not None and not has_effect:
+        if value is not None and has_no_effect:
             warn(console, f"{key}={value}: has no effect with {other}")
 
 

@@ -28,10 +28,21 @@ def check_compiler(cfg: Config, device: torch.device) -> None:
         raise InputError(f"parallel.compile='always': {missing}; use auto or never")
 
 
+def uncompiled_by(cfg: Config, model: torch.nn.Module) -> str | None:
+    """The setting with which the model's layers are not compiled, whatever parallel.compile asks for; None where there
+    is none."""
+    if not isinstance(model, Recurrence):
+        return f"model={cfg.model['name']}"
+    if cfg.recipe.checkpoint_activations:
+        return "recipe.checkpoint_activations=True"
+    return None if model.uncompiled_by is None else f"model.{model.uncompiled_by}"
+
+
 def compile_layers(cfg: Config, model: torch.nn.Module, device: torch.device) -> bool:
     """Compile the model's layers if it supports that and `parallel.compile` asks for it; returns whether it did."""
-    if cfg.parallel.compile == "never" or not isinstance(model, Recurrence) or cfg.recipe.checkpoint_activations:
+    if cfg.parallel.compile == "never" or uncompiled_by(cfg, model) is not None:
         return False
+    assert isinstance(model, Recurrence)
     worth = device.type == "cpu" and cfg.recipe.steps >= MIN_COMPILED_STEPS and _missing() is None
     if not (cfg.parallel.compile == "always" or worth) or not model.compile_layers():
         return False

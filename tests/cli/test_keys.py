@@ -18,6 +18,7 @@ from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import Config, groups, key_of
 from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text
+from infini.training import compiled
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -160,6 +161,53 @@ def test_a_training_names_a_key_that_changes_nothing(chosen: str, word: str, inf
     short = ["recipe.segments_per_sequence=20", "recipe.curriculum=null", "recipe.short_sequences=null"]
     infini("train", chosen, word, *short, "recipe.steps=1")
     assert f"{word}: has no effect with {chosen}" in infini.err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["task=passkey", "optimizer=adafactor", "recipe.schedule=constant"],
+            {
+                "scale.vocab_size=400": "task.tokenizer=words",
+                "optimizer.betas=[0.8, 0.9]": "optimizer=adafactor",
+                "recipe.final_lr_fraction=0.5": "recipe.schedule=constant",
+                "recipe.length_extension_share=0.5": "recipe.length_extension=null",
+                "parallel.compile=always": "model=infini_linear",
+            },
+        ),
+        (
+            # These have their effects.
+            [
+                *("task=pg19", "model=autocompressor", "optimizer=muon", "optimizer.betas=[0.8,0.9]"),
+                *("recipe.final_lr_fraction=0.5", "scale.vocab_size=400"),
+            ],
+            {
+                "recipe.length_extension=4.0": "model=autocompressor",
+                "recipe.length_extension_share=0.5": "model=autocompressor",
+                "parallel.compile=always": "model.bptt_depth=2",
+            },
+        ),
+        (
+            ["task=passkey", "recipe.length_extension=4", "recipe.length_extension_share=0.5", "parallel.compile=auto"],
+            {"scale.vocab_size=400": "task.tokenizer=words"},
+        ),
+        (
+            ["task=pg19", "model=rmt", "recipe.checkpoint_activations=true"],
+            {"parallel.compile=always": "recipe.checkpoint_activations=True"},
+        ),
+    ],
+)
+def test_a_training_names_a_key_that_changes_nothing_beside_other_settings(
+    words: list[str], said: dict[str, str], infini: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none that has its effect."""
+    monkeypatch.setattr(compiled, "_missing", lambda: None)
+    short = ["recipe.segments_per_sequence=20", "recipe.curriculum=null", "recipe.short_sequences=null"]
+    infini("train", *words, *(word.replace(", ", ",") for word in said), *short, "recipe.steps=1")
+    lines = [line for line in infini.err.splitlines() if not line.startswith("task.data_dir=")]
+    told = [line for line in lines if ": has no effect with " in line]
+    assert sorted(told) == sorted(f"{word}: has no effect with {other}" for word, other in said.items())
 
 
 @pytest.mark.parametrize(
