@@ -145,8 +145,8 @@ def test_a_curve_is_the_mean_of_its_trainings_and_the_title_names_the_lowest(tmp
 
 
 def test_curves_of_other_recipes_are_not_ranked(tmp_path: Path) -> None:
-    """A row that learned by another recipe may have a lower loss and be worse; one that learned another task than that of
-    the evaluations has a loss of other tokens and is not drawn."""
+    """A row that learned by another recipe may have a lower loss and be worse. One that learned another task than that
+    of the evaluations has a loss of other tokens and is not drawn."""
     series = {"loss_curve": [[step, 2.0 + 1 / step] for step in range(1, 61)]}
     trained = {name: make_train("local", 1, run_id=name, series=series) for name in ("one", "two", "books")}
     trained["two"].config["recipe"] = {**trained["two"].config["recipe"], "name": "another"}
