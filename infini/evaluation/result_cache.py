@@ -79,7 +79,12 @@ class ResultCache:
     def _read(self) -> dict[str, dict[str, Any]]:
         entries: dict[str, dict[str, Any]] = {}
         for path in (self.path, *sorted(self.path.parent.glob(self._parts))):
-            for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+            try:
+                lines = path.read_bytes().splitlines(keepends=True)
+            except FileNotFoundError:
+                # None yet, or the whole evaluation has just ended in another process.
+                continue
+            for line in lines:
                 if not line.endswith(b"\n"):
                     break  # a kill cut this line short: it is measured again
                 try:

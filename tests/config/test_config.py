@@ -398,7 +398,8 @@ def test_a_sweep_over_nothing_or_too_much_is_refused(word: str, said: str) -> No
 def test_hash_depends_on_what_decides_the_result_and_on_nothing_else() -> None:
     default = config_hash(compose([]))
     assert len(default) == 12 and int(default, 16) >= 0
-    for override in ("results_dir=elsewhere", "cache_dir=/c", "logger=none", "checkpoint=x", "scale.knockouts=false"):
+    nothing = ("results_dir=elsewhere", "cache_dir=/c", "logger=none", "checkpoint=x", "scale.knockouts=false")
+    for override in (*nothing, "recipe.save_every=7"):
         assert config_hash(compose([override])) == default, override
     changes = ("seed=2", "model=local", "dims.d_model=64", "recipe.steps=900", "optimizer.lr=0.1", "init_from=x")
     changed = [config_hash(compose([override])) for override in (*changes, "parallel.precision=fp32", "scale=gpu")]
