@@ -39,7 +39,7 @@ VERSIONED_PACKAGES = (
 
 def start_of(config: Mapping[str, Any]) -> str | None:
     """Run id of the training from which a training with this configuration starts; None for fresh weights. Where
-    `init_from` is the path of a checkpoint, it is taken to be the name of its folder; see RunRecord.traced_config."""
+    `init_from` is the path of a checkpoint, its folder's name is taken for the run id; see RunRecord.traced_config."""
     return Path(config["init_from"]).name if config.get("init_from") else None
 
 

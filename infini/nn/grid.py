@@ -42,8 +42,8 @@ class Piece:
     reset_BS: the same on the device.
     weight_BSN: write weights of whole segments; None if all are 1.
     commits: whether the piece completes its segments.
-    complete_BS: bool, whether the row's last token is not before the segment's end; None if that holds for all. It also
-        holds for a segment that padding cuts short before a reset in the call, which clears the memory.
+    complete_BS: bool, whether the row goes on to the segment's end or beyond; None if all do. It is also true of a
+        segment that padding cuts short before a reset in the call, which clears the memory.
     earlier: segments before the call that other processes read; see infini.nn.sequence_parallel. None: none.
     """
 

@@ -72,23 +72,26 @@ def tokens_read(runs: Iterable[RunRecord], length: int) -> float:
     return float(np.exp(np.mean(np.log(found)))) if found and all(found) else float(length)
 
 
-def slope_weights(lengths: Sequence[float]) -> np.ndarray:
-    """Weights of values at these lengths whose sum is their slope over a doubling (least squares)."""
+def slope_weights(lengths: Sequence[float]) -> np.ndarray | None:
+    """Weights of values at these lengths whose sum is their slope over a doubling (least squares); None where the
+    lengths are all the same."""
     doublings = np.log2(lengths)
+    if np.ptp(doublings) < 1e-6:
+        return None
     weights: np.ndarray = (doublings - doublings.mean()) / ((doublings - doublings.mean()) ** 2).sum()
     return weights
 
 
 def difference_of_scores(
-    selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray
+    selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray | None
 ) -> tuple[Estimate, tuple[str, ...]] | None:
     """The weighted sum of the Overall of every (row, length), clustered by book and seed, and the ids of the runs; None
-    if no seed has all.
+    without weights or if no seed has all.
 
     None, too, if a metric is 0 in every book of a seed: its Overall is 0 whatever one book scores, and has no interval.
     """
     scores, names, used = _scores(selection, wanted)
-    if not scores or not all((found.mean(1) > 0).all() for found in scores.values()):
+    if weights is None or not scores or not all((found.mean(1) > 0).all() for found in scores.values()):
         return None
     # Overall of a seed as each book alone gives it, to first order. The mean over books is the Overall.
     pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}

@@ -201,8 +201,7 @@ def _missing_seeds(claim: Claim, n_seeds: int) -> str:
 
 def _described(estimate: Estimate, unit: str, form: str, documents: str) -> str:
     low, high = estimate.interval
-    # With one seed the interval says nothing about other seeds.
-    alone = ", so over these alone" * (estimate.n_seeds == 1)
+    alone = ", which says nothing about others" * (estimate.n_seeds == 1)
     counts = f"{documents}; {counted(estimate.n_seeds, 'seed')}{alone}"
     return f"{estimate.mean:+{form}} [{low:+{form}}, {high:+{form}}] {unit} ({counts})"
 
@@ -373,12 +372,12 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     fewest, most = min(map(len, seeds)), max(map(len, seeds))
     if not_asked:
         texts.append(f"{', '.join(not_asked)} not asked")
-    of_seeds = "1 seed" if n_seeds == 1 else f"each of {n_seeds} seeds"
-    if fewest < most:
-        of_seeds = f"each of {fewest} to {most} seeds"
     few, many = min(examples), max(examples)
     each = counted(few, "prompt") if few == many else f"{few} to {many} prompts"
-    text = f"{'; '.join(texts)}; {each} per cell for {of_seeds}"
+    of_seeds = " for 1 seed" if n_seeds == 1 else f" for each of {n_seeds} seeds"
+    if fewest < most:
+        of_seeds = f" and seed, {fewest} to {most} seeds"
+    text = f"{'; '.join(texts)}; {each} per cell{of_seeds}"
     if several := evidence.of(claim).several_trainings(row):
         text += f"; several trainings of seed {', '.join(map(str, several))}"
     parts = tuple(share.p_values() for share in shares)
@@ -393,7 +392,8 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         return Measured(text, tuple(used), parts, to_decide=f"prompts of {', '.join(not_asked)}")
     if wanted is not None:
         return Measured(text, tuple(used), parts, to_decide="another confirmation, fixed before its runs")
-    prompts = {k: f"{k * few if few == many else f'{k} times as many'} prompts per cell" for k in MORE_PROMPTS}
+    more_of = {k: str(k * few) if few == many else f"{k} times as many" for k in MORE_PROMPTS}
+    prompts = {k: f"{number} prompts per cell" for k, number in more_of.items()}
     more_seeds = [n for n in MORE_SEEDS if n > n_seeds]
     steps = [(k, n_seeds, f"{what} and seed") for k, what in prompts.items()]
     steps += [(1, n, f"{n} seeds") for n in more_seeds]
@@ -620,7 +620,7 @@ MEASURES: dict[str, Measure] = {
     ),
     "overall_by_length": Measure(
         _overall,
-        'slope of the Overall of "{rows[0]}" over the logarithm of the input\'s length, on the validation books, is '
+        'slope of the Overall of "{rows[0]}" over the logarithm of the tokens read, on the validation books, is '
         "{c.direction} {c.margin:g}",
         SUMMARIES,
         rows=1,

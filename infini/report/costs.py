@@ -29,9 +29,9 @@ class Point:
     perplexity: float
     lowest: float
     highest: float
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...]
     """Those of the means."""
-    n_seeds: int = 0
+    n_seeds: int
     """How many seeds the row has."""
 
 
@@ -79,7 +79,7 @@ def machines(trainings: Iterable[RunRecord | None]) -> list[str]:
     names: set[str] = set()
     for training in filter(None, trainings):
         hardware = training.environment.get("hardware") or {}
-        # A training that was resumed elsewhere names several, with their threads.
+        # A training that was resumed elsewhere names several.
         names |= set(training.environment.get("machines") or [hardware.get("accelerator") or hardware.get("cpu")])
     return sorted(filter(None, names))
 

@@ -60,10 +60,10 @@ def effective_trials(shares: Sequence[float], trials: float, times: float = 1.0,
     """Effective number of independent trials behind the mean of the shares of several seeds, at most their number.
 
     If seeds differ, a mean is less certain than its number of prompts suggests. Their variance gives the effective
-    number, corrected by Student's quantile for few seeds (Korn and Graubard 1998), also where it is no larger than
-    chance would make it: with three seeds a rule without that covers 89 to 94 in 100 where they really differ. If seeds
-    do not differ, for example if all answers are right, it is `trials`, so that one wrong answer of 480 may widen an
-    interval more than three, one a seed; and the interval does not cover seeds that would fail: if one training in five
+    number, corrected by Student's quantile for few seeds (Korn and Graubard 1998). The correction holds also where the
+    variance is no larger than chance would make it: a rule without that covers 89 to 94 in 100 if three seeds differ.
+    If seeds are equal, the number is `trials`. One wrong answer of 480 can therefore widen an interval more than three
+    wrong answers, one in each seed. And the interval does not cover seeds that would fail: if one training in five
     answers half of the prompts, it covers 48 in 100 with three seeds and 67 with five.
 
     times, n_seeds: for the number expected with `times` as many prompts per seed, and with n_seeds seeds. More prompts

@@ -159,7 +159,7 @@ def draw_prompt_costs(run: RunRecord, folder: Path) -> list[Path]:
         panels = {
             "seconds to read the prompt": first,
             "milliseconds of a token after it": second,
-            "MB: peak (filled), cache (open)": third,
+            "MiB: peak (filled), cache (open)": third,
         }
         label_axes(panels, lengths, "the prompt")
         label_ends(third, ends)

@@ -35,7 +35,6 @@ from infini.report.tables import (
     Cell,
     RenderedReport,
     Table,
-    counted,
     disputes,
     distinct,
     measured_cell,
@@ -131,7 +130,7 @@ class SummaryReport(RowsOfOneTask):
 
     def why_left_out(self, run: RunRecord, known: Selection) -> str:
         if (split := run.data.get("split")) != self.split:
-            return f"it reads the {split} split, this table the {self.split} split"
+            return f"it reads the {split} split, this table is about the {self.split} split"
         if (references := value_at(run.config, "task.references")) != "mean":
             return f"its scores are the {references} over the summaries of a book, this table's the mean"
         if not self.cells_of(run):
@@ -246,9 +245,11 @@ def _shorter_books(runs: Sequence[RunRecord], lengths: Sequence[int], source: st
     for length in lengths if len(lengths) > 1 else ():
         read = {book["name"]: book.get("tokens_read") for _, cell in cells_at(runs, length) for book in cell["books"]}
         if n := sum(tokens is not None and tokens < length for tokens in read.values()):
-            mean = statistics.fmean(tokens for tokens in read.values() if tokens is not None)
-            ended.append(f"{format_length(length)}: {n} of {counted(len(read), 'book')} (mean read {mean:,.0f})")
-    return [f"{source}: books that end before a length are read whole; {'; '.join(ended)}."] if ended else []
+            ended.append(f"{format_length(length)}: {n} of {len(read)} ({tokens_read(runs, length):,.0f} tokens read)")
+    return [
+        f"{source}: books that end before a length are read whole, which are, with the geometric mean of what is read: "
+        f"{'; '.join(ended)}."
+    ] * bool(ended)
 
 
 def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> Cell:

@@ -318,6 +318,9 @@ def measured_on(run: RunRecord, source: str) -> str:
 def hardware_of(run: RunRecord) -> str:
     hardware = run.environment.get("hardware", {})
     described = f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {hardware.get('memory_gb')} GB"
+    if several := run.environment.get("machines"):
+        # Parts of an evaluation, or of a training that was stopped, ran on each.
+        return f"{' and '.join(several)} (the last: {described})"
     return f"{hardware['accelerator']} ({described})" if hardware.get("accelerator") else described
 
 

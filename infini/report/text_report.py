@@ -163,10 +163,7 @@ class Report(RunReport):
         )
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or run.data.get("split") != self.split:
-            return None
-        whole = value_at(run.config, "scale.eval_max_tokens") is None
-        if whole != self.whole_documents and not (whole and _limit_at(run.scale) is None):
+        if run.task != self.task or self._reads_otherwise(run):
             return None
         trained = known.training_config(run)
         # A variant of another report is another model, even if this report's rows do not set what it sets.
@@ -190,12 +187,17 @@ class Report(RunReport):
         return self.row_of(run, known) is None and not elsewhere
 
     def why_left_out(self, run: RunRecord, known: Selection) -> str:
+        return self._reads_otherwise(run) or f"no row has model={run.model} with the settings of its training"
+
+    def _reads_otherwise(self, run: RunRecord) -> str | None:
+        """How what an evaluation reads is not what this table is about; None if it is."""
         if (split := run.data.get("split")) != self.split:
-            return f"it reads the {split} split, this table the {self.split} split"
+            return f"it reads the {split} split, this table is about the {self.split} split"
         whole = value_at(run.config, "scale.eval_max_tokens") is None
-        if whole != self.whole_documents and not (whole and _limit_at(run.scale) is None):
-            return f"it reads {'whole documents' if whole else 'the beginnings of documents'}, this table does not"
-        return f"no row has model={run.model} with the settings of its training"
+        if whole == self.whole_documents or (whole and _limit_at(run.scale) is None):
+            return None
+        read, about = ("whole documents", "their beginnings") if whole else ("beginnings of documents", "whole ones")
+        return f"it reads {read}, this table is about {about}"
 
     def is_untrained(self, row: str) -> bool:
         """Whether a row is a pretrained model as it is."""
@@ -382,16 +384,15 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tupl
 
 def _unequal_seeds(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) -> list[str]:
     """A note for the tasks whose rows have different seeds."""
-    seeds = {
-        task: {frozenset(run.seed for run in runs) for runs in selection.runs.values()}
-        for task, sources in chosen.items()
-        for selection in sources.values()
-    }
-    named = [report.benchmarks[task] for task, found in seeds.items() if len(found) > 1]
+
+    def differ(selection: Selection) -> bool:
+        return len({frozenset(run.seed for run in runs) for runs in selection.runs.values()}) > 1
+
+    named = [report.benchmarks[task] for task, sources in chosen.items() if any(map(differ, sources.values()))]
     if not named:
         return []
     others = ", or look at the differences, which are paired by seed" * bool(report.baseline)
-    return [f"{' and '.join(named)}: not all rows have the same seeds; compare rows that do{others}."]
+    return [f"{' and '.join(named)}: not all rows have the same seeds; compare only rows with the same seeds{others}."]
 
 
 def _is_not_finite(run: RunRecord) -> bool:

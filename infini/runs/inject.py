@@ -88,7 +88,8 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
 
 
 def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
-    """Write all beside its place and move it there, so that nothing has the name if this is stopped."""
+    """Write all beside its place and move it there, so that nothing has the name if this is stopped. Into a folder that
+    is there already the files are moved one by one, at the end."""
     from infini.pretrained.llm import model_card, settings_of
 
     print(f"writing {folder}", file=sys.stderr, flush=True)

@@ -54,8 +54,8 @@ class UnfinishedRun:
 
         Returns whether parts of the run were made at another commit or with uncommitted changes: no single commit
         reproduces it then, and `record` lists the commits. Likewise `record` lists the formats of products, bfloat16 or
-        float32, if `auto` chose another one on another machine, and the machines with their threads, if there were
-        several. Raises BusyError when another process holds the lock.
+        float32, if `auto` chose another one on another machine, and the names of machines and numbers of threads, if
+        there were several. Raises BusyError when another process holds the lock.
         """
         busy = "another process runs this training; wait until it has ended, or set results_dir or seed"
         self._lock = lock_file(self.folder / "lock", busy, required=False, named=self.folder)
@@ -83,11 +83,14 @@ class UnfinishedRun:
             run["products"] = list(dict.fromkeys([*run.get("products", ()), product]))
             if len(run["products"]) > 1:
                 record.environment["products"] = run["products"]
-        if (machine := _machine(record)) is not None:
-            # An older version kept none: it is not known where the run was before.
-            run["machines"] = list(dict.fromkeys([*run.get("machines", ()), machine]))
-            if len(run["machines"]) > 1:
-                record.environment["machines"] = run["machines"]
+        hardware = record.environment.get("hardware") or {}
+        name, threads = hardware.get("accelerator") or hardware.get("cpu"), record.environment.get("threads")
+        for key, value in (("machines", name), ("thread_counts", threads)):
+            if value is not None:
+                # An older version kept none: it is not known where the run was before.
+                run[key] = list(dict.fromkeys([*run.get(key, ()), value]))
+                if len(run[key]) > 1:
+                    record.environment[key] = run[key]
         if run != found:
             self._write_run(run)
         return bool(run["mixed"])
@@ -274,14 +277,6 @@ def set_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
-
-
-def _machine(record: records.RunRecord) -> str | None:
-    """The machine of this process and its threads, as in "AMD EPYC (2 threads)"; None where the record names none."""
-    hardware = record.environment.get("hardware") or {}
-    name = hardware.get("accelerator") or hardware.get("cpu")
-    threads = record.environment.get("threads", 1)
-    return None if name is None else f"{name} ({threads} thread{'s' * (threads != 1)})"
 
 
 def _is_intact(path: Path) -> bool:

@@ -45,8 +45,9 @@ _ENCODE_CHARACTERS = 1 << 14
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A byte of a character that is not in the vocabulary, as SentencePiece tokenizers write it."""
 # Where a piece may end. Only at these four: Python and the tokenizers disagree on other white space.
-_CUT_AT_SPACE = re.compile(r"(?<=\S) (?=\S)")
 _CUT = re.compile(r"(?<=\S)[ \t\r\n]")
+_CUT_AT_SPACE = re.compile(r"(?<=\S) (?=\S)")
+"""The same where a tokenizer puts a space before every text."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +343,7 @@ class TextTokenizer:
         characters. Neither this project's byte-level BPE nor a tokenizer that first splits at white space (T5's) has
         tokens across such a place, so the result equals that of the whole text; for other tokenizers (Qwen's and
         Llama 3's have one token for a full stop and a line end) the pieces define the result. Tokenizers that put a
-        space before every text (T5's, Llama 2's, Mistral's) get pieces without the space that separates them.
+        space before every text (T5's, Llama 2's, Mistral's) get pieces that end at single spaces, without these.
         """
         pieces = [piece for piece, _ in self._pieces([text])]
         encodings = self._tokenizer.encode_batch_fast(pieces or [""], add_special_tokens=False)
@@ -392,7 +393,7 @@ class TextTokenizer:
         return len(token) if self._of_bytes else len(token.encode())
 
     def _pieces(self, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """The text in pieces that are encoded by themselves, each with the space before it that it does not have."""
+        """The text in pieces that are encoded by themselves, each with the space that was cut off before it."""
         for index, part in enumerate(_parts(texts, _CUT_AT_SPACE if self._prepends else _CUT)):
             yield (part[1:], part[0]) if index and self._prepends else (part, "")
 

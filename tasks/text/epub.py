@@ -59,8 +59,6 @@ _SECTION = re.compile(r"<!\[[^<>]*>")
 """As Word writes: <![if !vml]>."""
 _DECLARED = re.compile(rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)")
 _META = re.compile(rb"<meta\b[^>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
-_TAG_IN_TAG = re.compile(r"<[A-Za-z/]")
-"""In a tag: a quote without an end has taken what follows, up to the next quote."""
 _LETTERS = re.compile(r"[^\W\d_]{1,2}")
 _SOFT_HYPHEN = "\N{SOFT HYPHEN}"
 """Where a word may be broken at the end of a line."""
@@ -305,7 +303,8 @@ def _decoded(content: bytes, charset: str | None = None) -> str:
 
 
 class _OpenQuoteError(Exception):
-    """A quote in a tag that has no end in it, with the tag as it was read."""
+    """A quote in a tag that has no end in it: it has taken other elements. Arguments: the name of the tag's element and
+    the tag as it was read."""
 
 
 class _Reader(HTMLParser):
@@ -326,8 +325,14 @@ class _Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: Any = ()) -> None:
         name = tag.rpartition(":")[2].lower()
         # Only of HTML; XML has no "<" in a tag.
-        if _TAG_IN_TAG.search(whole := self.get_starttag_text() or "", 1):
-            raise _OpenQuoteError(whole)
+        whole = self.get_starttag_text() or ""
+        taken = re.compile(rf"<(/?({_BLOCK.pattern})|/{re.escape(name)})[\s>]", re.IGNORECASE)
+        if "<" in whole[1:] and taken.search(whole, 1):
+            raise _OpenQuoteError(name, whole)
+        self.open(name, attrs)
+
+    def open(self, name: str, attrs: Any = ()) -> None:
+        """An element of this name begins."""
         if name == "body":
             self.hidden.clear()
         if name in _HIDDEN:
@@ -386,18 +391,21 @@ def _html_read(text: str) -> _Reader:
     """The reader of a page that is not well-formed. A comment or a quote in a tag that never ends would take the rest
     of the page, and a quote without an end all up to the next one: they end at the first ">"."""
     reader = _Reader()
-    try:
-        reader.feed(text)
-        while not reader.hidden and reader.rawdata.startswith("<") and len(reader.rawdata) > 1:
-            rest = reader.rawdata.partition(">")[2]
-            reader.rawdata = ""
-            reader.feed(rest)
-        reader.close()
-    except _OpenQuoteError as error:
-        (tag,) = error.args
-        name, rest = re.split(r"[\s/>]", tag, maxsplit=1)[0], tag.partition(">")[2]
-        return _html_read(text.replace(tag, f"{name}>{rest}", 1))
-    return reader
+    while True:
+        reader.reset()
+        try:
+            reader.feed(text)
+            while not reader.hidden and reader.rawdata.startswith("<") and len(reader.rawdata) > 1:
+                rest = reader.rawdata.partition(">")[2]
+                reader.rawdata = ""
+                reader.feed(rest)
+            reader.close()
+            return reader
+        except _OpenQuoteError as error:
+            name, tag = error.args
+            reader.open(name)
+            # What stands before it has been read.
+            text = text[text.find(tag) :].partition(">")[2]
 
 
 def _parse_xml(

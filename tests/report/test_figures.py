@@ -192,8 +192,8 @@ def test_seconds_say_on_which_machines() -> None:
     measured.series["train"] = {"models": {"infini_linear": {"seconds": [0.01, 0.02, 0.03]}}}
     assert costs.by_seconds(report, selection, measured)[1].endswith("as they were run (a GPU and one kind)")
     resumed = selection.parents["train-infini_linear-2"].environment
-    resumed["machines"] = ["a GPU (4 threads)", "another (2 threads)"]
-    said = "as they were run (a GPU (4 threads) and another (2 threads) and one kind)"
+    resumed["machines"] = ["a GPU", "another"]
+    said = "as they were run (a GPU and another and one kind)"
     assert costs.by_seconds(report, selection, measured)[1].endswith(said)
     for run in selection.parents.values():
         run.config["recipe"] = {**run.config["recipe"], "batch_size": 5}
@@ -219,7 +219,7 @@ def drawn_axes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: Path, drawn_axes: list[Any]) -> None:
     costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
-    points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
+    points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost, (1,), 1) for row, cost in costs_of.items()}
     models = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}
     costs.scatter(points, models, {"a": "RMT"}, tmp_path / "figure", "numbers", "finding", "detail")
     (axes,) = drawn_axes
@@ -234,7 +234,7 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: 
 
 def test_a_line_has_one_name_at_its_end_if_asked_for(tmp_path: Path, drawn_axes: list[Any]) -> None:
     costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
-    points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
+    points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost, (1,), 1) for row, cost in costs_of.items()}
     models, titles = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}, {"a": "RMT", "c": "RMT, 3 times", "b": "Local"}
     costs.scatter(points, models, titles, tmp_path / "figure", "numbers", "finding", "detail", budgets=True)
     (axes,) = drawn_axes
@@ -245,7 +245,7 @@ def test_a_line_has_one_name_at_its_end_if_asked_for(tmp_path: Path, drawn_axes:
 
 def test_small_budgets_have_names_of_their_own(tmp_path: Path, drawn_axes: list[Any]) -> None:
     budgets = {"a": 20_480, "b": 40_960, "c": 500_000, "d": 2_300_000, "e": 36_800_000}
-    points = {row: costs.Point(cost, 50.0, 50.0, 50.0) for row, cost in budgets.items()}
+    points = {row: costs.Point(cost, 50.0, 50.0, 50.0, (1,), 1) for row, cost in budgets.items()}
     models = dict.fromkeys(points, "rmt")
     costs.scatter(points, models, {}, tmp_path / "figure", "numbers", "finding", "detail", budgets=True)
     names = [label.get_text() for label in drawn_axes[0].get_xticklabels()]
@@ -255,7 +255,10 @@ def test_small_budgets_have_names_of_their_own(tmp_path: Path, drawn_axes: list[
 def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]) -> None:
     """By an arrow from the one to the other where both have a point, and the words below the title say so."""
     selection, report = selected(), Report.from_config(report_settings())
-    points = {"local": costs.Point(1.0, 60.0, 60.0, 60.0), "infini_linear": costs.Point(16.0, 50.0, 50.0, 50.0)}
+    points = {
+        "local": costs.Point(1.0, 60.0, 60.0, 60.0, (1,), 1),
+        "infini_linear": costs.Point(16.0, 50.0, 50.0, 50.0, (1,), 1),
+    }
     for marked in ({"local": "infini_linear", "rmt": "infini_linear"}, {"rmt": "infini_linear"}):
         compared = replace(report, compared_in_paper=marked)
         costs.draw_costs(compared, selection, tmp_path / "figure", points, "tokens", "tokens", budgets=True)
@@ -364,7 +367,7 @@ def test_a_row_that_differs_far_more_than_another_leaves_it_room(
 def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_axes: list[Any]) -> None:
     report = load_report(compose([f"report={name}"]).report)
     assert isinstance(report, Report)
-    points = {row: costs.Point(7.0, 50.0, 50.0, 50.0) for row in report.models}
+    points = {row: costs.Point(7.0, 50.0, 50.0, 50.0, (1,), 1) for row in report.models}
     costs.scatter(
         points, {row: report.model_of(row) for row in points}, {}, tmp_path / "figure", "numbers", "finding", "detail"
     )

@@ -229,24 +229,26 @@ def test_evaluations_that_no_row_takes_are_named(report: Report) -> None:
     split.data["split"] = "validation"
     other.config["variant"] = "memory_sizes"
     for runs, n, why in (
-        ([read, whole, other], 1, "it reads whole documents, this table does not"),
-        ([read, whole, split], 2, "it reads the validation split, this table the test split"),
+        ([read, whole, other], 1, "it reads whole documents, this table is about their beginnings"),
+        ([read, whole, split], 2, "it reads the validation split, this table is about the test split"),
     ):
         (note,) = [note for note in report.render("laptop", [], runs).notes if "without a cell" in note]
         assert note.startswith(f"yours: {n} evaluation") and note.endswith(why)
     assert not [note for note in report.render("laptop", [], [read, other]).notes if "without a cell" in note]
+    (note,) = [note for note in report.render("laptop", [], [make_eval("seq2seq", 1)]).notes if "a cell here" in note]
+    assert note.endswith("no row has model=seq2seq with the settings of its training")
 
 
 def test_a_table_says_where_rows_have_different_seeds(report: Report) -> None:
     """Means of other seeds do not compare models."""
     equal = [make_eval(model, seed) for model in ("infini_linear", "local") for seed in (1, 2)]
-    for runs, n in ((equal, 0), (equal[:-1], 1)):
-        said = [note for note in report.render("laptop", runs).notes if "not all rows have the same seeds" in note]
-        assert len(said) == n
-    assert said == [
-        "PG19: not all rows have the same seeds; compare rows that do, or look at the differences, which are paired by "
-        "seed."
-    ]
+    expected = (
+        "PG19: not all rows have the same seeds; compare only rows with the same seeds, or look at the differences, "
+        "which are paired by seed."
+    )
+    # Also if the reader's runs, which come last, have the same.
+    for runs, yours, said in ((equal, None, False), (equal[:-1], None, True), (equal[:-1], equal[:1], True)):
+        assert (expected in report.render("laptop", runs, yours).notes) is said
 
 
 def test_rows_without_any_number_are_left_out_and_named(report: Report) -> None:

@@ -15,7 +15,7 @@ from tiny_runs import SUMMARIES
 
 from infini.config.compose import compose
 from infini.report import summaries as summary_report
-from infini.report.book_scores import _scores, tokens_read
+from infini.report.book_scores import _scores, difference_of_scores, slope_weights, tokens_read
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport, overall_by_length
@@ -150,9 +150,25 @@ def test_a_book_that_ends_before_a_length_counts_with_what_was_read(tmp_path: Pa
     overall_by_length(report, "laptop", selection, tmp_path / "figure")
     assert [round(label.x) for label in drawn] == [mean]
     (note,) = [note for note in report.render("laptop", runs, None).notes if "end before" in note]
-    assert note == ("published: books that end before a length are read whole; 64K: 2 of 3 books (mean read 43,691).")
+    assert note == (
+        "published: books that end before a length are read whole, which are, with the geometric mean of what is read: "
+        f"64K: 2 of 3 ({mean:,} tokens read)."
+    )
     # The score rises by one a doubling of what was read.
     assert "Linear) +1.00 (" in " ".join(titled[0].split())
+
+
+def test_books_that_are_all_read_whole_have_no_slope() -> None:
+    lengths = {16 * 1024: (1.0, 2.0, 6.0), 32 * 1024: (1.0, 2.0, 6.0)}
+    runs = summaries("infini_linear", lengths, split="validation")
+    for cell in runs[1].series["cells"]:
+        for book in cell["books"]:
+            book["tokens_read"] = 1000
+    report = load_report(compose(["report=booksum_lengths"]).report)
+    selection = select_runs(report, "laptop", runs)
+    weights = slope_weights([tokens_read(runs[1:], length) for length in lengths])
+    assert weights is None
+    assert difference_of_scores(selection, [("infini_linear", length) for length in lengths], weights) is None
 
 
 def test_an_evaluation_that_no_row_takes_is_named() -> None:

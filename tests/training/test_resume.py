@@ -571,7 +571,7 @@ def test_a_run_that_resumes_on_another_processor_names_both_formats(tmp_path: Pa
 def test_a_training_names_the_machines_that_it_was_on(
     corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And their threads, on which the order of sums depends; a machine alone is in `hardware`."""
+    """A machine alone is in `hardware`."""
 
     def on(cpu: str) -> None:
         monkeypatch.setattr(records, "_hardware", lambda: {"cpu": cpu, "accelerator": None})
@@ -584,7 +584,7 @@ def test_a_training_names_the_machines_that_it_was_on(
     stopped_training(corpus, tmp_path / "several")
     on("one")
     record = train(corpus, tmp_path / "several")
-    assert record.environment["machines"] == ["one (1 thread)", "other (1 thread)"]
+    assert record.environment["machines"] == ["one", "other"]
     assert records.load_records(tmp_path / "several") == [record]
     assert outcome(tmp_path / "several") == straight
 
@@ -598,8 +598,8 @@ def test_a_run_on_other_threads_of_a_machine_names_both(tmp_path: Path) -> None:
         run.release()
         return record
 
-    assert "machines" not in claimed(2).environment
-    assert claimed(4).environment["machines"] == ["one (2 threads)", "one (4 threads)"]
+    assert "thread_counts" not in claimed(2).environment
+    assert claimed(4).environment["thread_counts"] == [2, 4] and "machines" not in claimed(4).environment
 
 
 def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
