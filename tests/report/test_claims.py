@@ -402,6 +402,27 @@ def test_one_seed_decides_nothing_however_far_behind() -> None:
     assert to_decide(pair(accuracy=0.3))["passkey_linear"] == "needs two more seeds"
 
 
+def test_an_interval_of_one_seed_says_so() -> None:
+    """It is over documents: other seeds may differ by more."""
+    _, measured = verdicts([make_eval(model, 1) for model in ("memorizing", "infini_linear")])[
+        "pg19_infini_linear_memorizing"
+    ]
+    assert measured.endswith("; 1 seed, which says nothing about others)")
+    assert (
+        "says nothing" not in verdicts(three("memorizing") + three("infini_linear"))["pg19_infini_linear_memorizing"][1]
+    )
+
+
+def test_a_claim_names_the_smallest_and_the_largest_number_of_prompts() -> None:
+    """And of seeds: the few prompts of the longest inputs are not those of all cells."""
+    runs = three_seeds()
+    for run in runs[1::2]:
+        run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 2**20 or run.seed == 1]
+        for cell in run.series["cells"]:
+            cell["examples"] = 1 if cell["length"] == 2**20 else 50
+    assert verdicts(runs)["passkey_linear"][1].endswith("; 1 to 50 prompts per cell and seed, 1 to 3 seeds")
+
+
 def test_length_extension_proves_nothing_about_the_paper() -> None:
     found = verdicts(three_seeds(recipe="passkey_laptop_extended"))
     assert {verdict for name, (verdict, _) in found.items() if name.startswith("passkey_")} == {"inconclusive"}

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from report_runs import make_eval, report_settings
+from report_runs import make_eval, make_train, report_settings
 
 from infini.records import RunRecord
 from infini.report.text_measures import bits_per_byte, counted, word_perplexity
@@ -34,6 +34,14 @@ def test_words_that_were_estimated_are_those_that_another_run_counted() -> None:
     (measures,) = [table for table in rendered.tables if "other measures" in table.title]
     values = {row.model: [cell.text for cell in row.cells[1:]] for row in measures.rows}
     assert values["local"] == values["infini_linear"]
+
+
+def test_a_model_that_nobody_trained_has_no_training_tokens() -> None:
+    """They are none, not unknown."""
+    runs = [make_train("local", 1), make_eval("local", 1), make_eval("infini_linear", 1, parent=None)]
+    rendered = Report.from_config(report_settings() | {"untrained": ["infini_linear"]}).render("laptop", runs)
+    (note,) = [note for note in rendered.notes if "training tokens" in note]
+    assert "none for Infini-Transformer (Linear)" in note and "unknown" not in note
 
 
 @pytest.mark.parametrize("change", ["tokens", "tokenizer"])
