@@ -291,7 +291,8 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
         left = {"tokenizer", "vocab_size"}
         identity["scale"] = {key: value for key, value in identity["scale"].items() if key not in left}
     # How often a training is saved decides nothing: it resumes if that changes.
-    identity["recipe"] = {key: value for key, value in (identity["recipe"] or {}).items() if key != "save_every"}
+    if identity["recipe"]:
+        identity["recipe"] = {key: value for key, value in identity["recipe"].items() if key != "save_every"}
     identity["init_from"] = values.get("init_from")
     identity["parallel"] = {"precision": (values.get("parallel") or {}).get("precision")}
     kept: dict[str, Any] = _without_none(identity)
