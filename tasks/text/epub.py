@@ -326,9 +326,10 @@ class _Reader(HTMLParser):
         name = tag.rpartition(":")[2].lower()
         # Only of HTML; XML has no "<" in a tag.
         whole = self.get_starttag_text() or ""
-        taken = re.compile(rf"<(/?({_BLOCK.pattern})|/{re.escape(name)})[\s>]", re.IGNORECASE)
-        if "<" in whole[1:] and taken.search(whole, 1):
-            raise _OpenQuoteError(name, whole)
+        if "<" in whole[1:]:
+            taken = re.compile(rf"<(/?({_BLOCK.pattern})|/{re.escape(name)})[\s>]", re.IGNORECASE)
+            if taken.search(whole, 1):
+                raise _OpenQuoteError(name, whole)
         self.open(name, attrs)
 
     def open(self, name: str, attrs: Any = ()) -> None:

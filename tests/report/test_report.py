@@ -239,6 +239,14 @@ def test_evaluations_that_no_row_takes_are_named(report: Report) -> None:
     assert note.endswith("no row has model=seq2seq with the settings of its training")
 
 
+def test_a_note_names_all_machines_of_an_evaluation(report: Report) -> None:
+    """Its parts may have run on several."""
+    run = make_eval("local", 1)
+    run.environment["machines"] = ["one kind", "another"]
+    (note,) = [note for note in report.render("laptop", [run]).notes if "hardware" in note]
+    assert "hardware one kind and another (the last: " in note
+
+
 def test_a_table_says_where_rows_have_different_seeds(report: Report) -> None:
     """Means of other seeds do not compare models."""
     equal = [make_eval(model, seed) for model in ("infini_linear", "local") for seed in (1, 2)]
