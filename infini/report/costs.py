@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord
+from infini.report.budgets import in_millions
 from infini.report.canvas import LABELS_END, SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
 from infini.report.intervals import LEVEL, p_value
 from infini.report.palette import drawn_as, look_of, looks
@@ -142,9 +143,9 @@ def draw_costs(
         return []
     corpus = report.benchmarks[report.task]
     models = {row: drawn_as(selection.runs[row][0]) for row in points}
-    # A model whose memory decays is no longer training of the one whose memory does not.
-    decays = {row: value_at(selection.training_config(selection.runs[row][0]), "model.memory_decay") for row in points}
-    kinds = {row: f"{models[row]} {decays[row]}" for row in points}
+    # A model whose memory decays, say, is not the one whose memory does not: a report with budgets says whose they are.
+    budget_of = {row: model for model, rows in report.budgets.items() for row in rows}
+    kinds = {row: budget_of.get(row, row) for row in points} if report.budgets else models
     finding = _lowest(report, selection, points, unit)
     scale = next(iter(selection.all_runs)).scale
     detail = (
@@ -153,7 +154,7 @@ def draw_costs(
     )
     arrows = [(a, b) for a, b in report.compared_in_paper.items() if budgets and {a, b} <= points.keys()]
     if arrows:
-        detail += ". Dotted arrows: what the paper's Table 2 compares"
+        detail += ". Dotted arrows: what the paper's Table 2 may compare"
     return scatter(points, models, report.models, path, label, finding, detail, kinds, arrows, budgets)
 
 
@@ -228,7 +229,10 @@ def scatter(
     models: row -> its model. kinds: row -> its kind; None: its model. arrows: pairs of rows that a dotted arrow joins.
     budgets: the cost axis is logarithmic, and of a line only the last point has a name, that of the first.
     """
-    look, kinds = looks(models), models if kinds is None else kinds
+    kinds = models if kinds is None else kinds
+    # A line of budgets has one look.
+    look = looks({kind: models[row] for row, kind in reversed(list(kinds.items()))} if budgets else models)
+    look = {row: look[kinds[row]] for row in points} if budgets else look
     names = {row: titles.get(row, row) for row in points}
     with new_figure(7.4, 4.2) as figure:
         axes = figure.add_subplot()
@@ -253,7 +257,7 @@ def scatter(
         if budgets:
             axes.set_xscale("log", base=2)
             ticks = sorted({point.cost for point in points.values()})
-            axes.set_xticks(ticks, list(map(_in_millions, ticks)), minor=False)
+            axes.set_xticks(ticks, list(map(in_millions, ticks)), minor=False)
             axes.margins(x=0.25)
         else:
             _scale_costs(axes, [point.cost for point in points.values()])
@@ -269,11 +273,6 @@ def scatter(
             # Labels of points may end right of the axes.
             axes.legend(handles=bars, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(LABELS_END, 0.5))
         return save(figure, path)
-
-
-def _in_millions(tokens: float) -> str:
-    """`9.2M`, and `0.041M`: with one decimal all budgets far below a million would look alike."""
-    return f"{tokens / 1e6:{'.1f' if tokens >= 1e6 else '.2g'}}M"
 
 
 def _scale_costs(axes: Axes, costs: Sequence[float]) -> None:

@@ -11,6 +11,7 @@ from infini.records import RunRecord
 
 if TYPE_CHECKING:
     from infini.report.selection import Selection
+    from infini.report.stats import Effect
 
 DASH = "\N{EM DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -23,6 +24,9 @@ OTHER_DATA_MARK = "\N{SECTION SIGN}"
 
 SEVERAL_MARK = "\N{PILCROW SIGN}"
 """Marks rows of which one seed has several trainings."""
+
+CLUSTERED = "clustered by document and seed, of one seed by document alone"
+"""What intervals of differences in loss are."""
 
 Origin = Literal["measured", "quoted", "computed", "missing"]
 Source = Literal["", "paper", "published", "yours"]
@@ -165,6 +169,20 @@ def measured_cell(
     """A cell of runs. source: published or yours; kind: of the spread."""
     shown: Literal["published", "yours"] = "published" if source == "published" else "yours"
     return Cell(text, "measured", value, spread, kind, n_seeds, tuple(run_ids), shown)
+
+
+def effect_cell(effect: Effect, source: str) -> Cell:
+    """The cell of a difference in loss: its mean and, if it has one, its interval."""
+    mean, half = effect.mean, effect.half_width
+    if effect.df == 0:
+        return measured_cell(f"{mean:+.4f}", source, mean, effect.n_seeds, effect.run_ids)
+    text = f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
+    return measured_cell(text, source, mean, effect.n_seeds, effect.run_ids, half, "ci")
+
+
+def whose(source: str) -> str:
+    """The runs of a table of one source, in words."""
+    return "your runs" if source == "yours" else "published runs"
 
 
 def quoted(value: Any) -> Cell:

@@ -12,12 +12,14 @@ from infini.config.schema import groups, settings_in
 from infini.config.typed import build
 from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, value_at
+from infini.report.budgets import draw_gains, growth_table
 from infini.report.declared import find_mismatches, report_mismatches
 from infini.report.intervals import holm, p_value
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection, select_sources
 from infini.report.stats import BY_PLACE, BY_POSITION, Effect, gap, knockout_cost, paired_difference
 from infini.report.tables import (
+    CLUSTERED,
     DASH,
     DISPUTED,
     MISSING,
@@ -29,6 +31,7 @@ from infini.report.tables import (
     Table,
     disputes,
     distinct,
+    effect_cell,
     in_words,
     marked,
     measured_cell,
@@ -37,6 +40,7 @@ from infini.report.tables import (
     products,
     provenance,
     quoted,
+    whose,
 )
 from infini.report.text_measures import (
     Counts,
@@ -51,7 +55,6 @@ from infini.report.text_measures import (
 
 BIN_GROWTH = 4.0
 """Each column of a table of positions ends at this many times its first position."""
-CLUSTERED = "clustered by document and seed, of one seed by document alone"
 SIZES = "Floats carried from segment to segment{}, and tokens of the XL cache and of a segment"
 COMPARED = " (in brackets how many times less than Memorizing Transformers)"
 
@@ -79,7 +82,7 @@ class Report(RunReport):
 
     figure_kinds = (
         *("gap_by_position", "gap_by_place", "gates"),
-        *("perplexity_by_memory", "perplexity_by_seconds", "perplexity_by_tokens", "training"),
+        *("perplexity_by_memory", "perplexity_by_seconds", "perplexity_by_tokens", "gain_by_tokens", "training"),
     )
     choices = ("newest", "mean")
     one_corpus = True
@@ -109,6 +112,10 @@ class Report(RunReport):
     compared_in_paper: dict[str, str] = field(default_factory=dict)
     """Row of a baseline -> the row with the tokens that the paper gave its own model. The figure of perplexity by
     training tokens marks the two."""
+    budgets: dict[str, list[str]] = field(default_factory=dict)
+    """Row of a model -> the rows of this model with more and more training tokens, itself first."""
+    budgets_over: list[str] = field(default_factory=list)
+    """Rows of `budgets` with whose models the others are compared at each budget."""
     whole_documents: bool = field(default=False, metadata={"allowed": "true or false"})
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
@@ -135,13 +142,19 @@ class Report(RunReport):
             require(row is None or row in self.models, f"report.{key}", row, allowed)
         alone = bool(self.baselines) and self.baseline is None
         require(not alone, "report.baselines", self.baselines, "needs report.baseline, for the rows it does not name")
-        for key in ("paper", "variants", "baselines", "compared_in_paper"):
+        for key in ("paper", "variants", "baselines", "compared_in_paper", "budgets"):
             rows: list[str] = list(getattr(self, key))
             if key in ("baselines", "compared_in_paper"):
                 rows += getattr(self, key).values()
+            if key == "budgets":
+                rows += [row for own in self.budgets.values() for row in own]
             for row in rows:
                 if row not in self.models:
                     raise InputError(f"report.{key}: no row {row!r} in report.models{did_you_mean(row, self.models)}")
+        first = all(own[:1] == [row] for row, own in self.budgets.items())
+        require(first, "report.budgets", self.budgets, "row: [row, ...], each model's own row first")
+        hint = f"rows of report.budgets ({', '.join(self.budgets)})"
+        require(set(self.budgets_over) <= set(self.budgets), "report.budgets_over", self.budgets_over, hint)
         variants = {name: _variant(f"report.variants.{name}", given) for name, given in self.variants.items()}
         object.__setattr__(self, "variants", variants)
         for name, variant in variants.items() if self.trained_on is not None else ():
@@ -279,6 +292,7 @@ class Report(RunReport):
                 tables += [
                     _measures_table(*shown, counts),
                     _memory_table(*shown),
+                    growth_table(*shown),
                     _gap_table(*shown, BY_POSITION, BIN_GROWTH, "by position in the document"),
                     _gap_table(*shown, BY_PLACE, 1.0, "by place in the segment"),
                 ]
@@ -328,6 +342,7 @@ class Report(RunReport):
             "perplexity_by_tokens": partial(
                 by_cost, points=token_points(selection), label=tokens, unit=tokens, budgets=True
             ),
+            "gain_by_tokens": partial(draw_gains, self, selection),
             "training": partial(draw_curves, selection, self.models, f"{self.title}: {corpus}, scale {scale}"),
         }
 
@@ -485,7 +500,7 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
     kept = [at for at in range(len(measures)) if any(row.cells[at].origin == "measured" for row in rows)]
     shown = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows)
     names = tuple(name for at, name in enumerate(measures) if at in kept)
-    return Table(f"{report.benchmarks[report.task]}: {what} ({_whose(source)})", names, shown)
+    return Table(f"{report.benchmarks[report.task]}: {what} ({whose(source)})", names, shown)
 
 
 def tested_effects(report: Report, selection: Selection) -> dict[str, list[Effect | None]]:
@@ -540,7 +555,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         rows.append(Row(model, marked(report.models[model], selection, model), tuple(cells)))
     title = (
         f"{report.benchmarks[report.task]}: knock-outs of the memory, in nats a token [95 % interval, {CLUSTERED}] "
-        f"({_whose(source)}): loss added by resetting it at every segment, loss added by another document's memory "
+        f"({whose(source)}): loss added by resetting it at every segment, loss added by another document's memory "
         "(both say how far a model relies on its memory, not what the memory is worth)"
     )
     if report.baseline:
@@ -575,7 +590,7 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
     )
     title = (
         f"{report.benchmarks[report.task]}: loss minus the loss of {_baseline(report)} {by_what}, in "
-        f"nats a token {PLUS_MINUS} half of its 95 % interval, {CLUSTERED}, each cell by itself ({_whose(source)})"
+        f"nats a token {PLUS_MINUS} half of its 95 % interval, {CLUSTERED}, each cell by itself ({whose(source)})"
     )
     return Table(title, (*columns, *_baseline_columns(report), "Seeds"), tuple(rows))
 
@@ -599,18 +614,10 @@ def _baseline_cells(report: Report, row: str) -> list[Cell]:
 def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:
     if effect is None:
         return [MISSING, MISSING]
-    mean, half = effect.mean, effect.half_width
-    if effect.df == 0:
-        return [measured_cell(f"{mean:+.4f}", source, mean, effect.n_seeds, effect.run_ids), MISSING]
-    text = f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
-    size = measured_cell(text, source, mean, effect.n_seeds, effect.run_ids, half, "ci")
+    size = effect_cell(effect, source)
     if (p := effect.adjusted_p) is None:
         return [size, MISSING]
     return [size, measured_cell(p_value(p), source, p, effect.n_seeds, effect.run_ids)]
-
-
-def _whose(source: str) -> str:
-    return "your runs" if source == "yours" else "published runs"
 
 
 def _data(selection: Selection, report: Report) -> list[str]:
