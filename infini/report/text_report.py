@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -291,6 +292,7 @@ class Report(RunReport):
                 # By position: does the gap keep growing? By place: the baseline sees little where a segment begins.
                 tables += [
                     _measures_table(*shown, counts),
+                    _trainings_table(*shown),
                     _memory_table(*shown),
                     growth_table(*shown),
                     _gap_table(*shown, BY_POSITION, BIN_GROWTH, "by position in the document"),
@@ -501,6 +503,31 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
     shown = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows)
     names = tuple(name for at, name in enumerate(measures) if at in kept)
     return Table(f"{report.benchmarks[report.task]}: {what} ({whose(source)})", names, shown)
+
+
+def _trainings_table(report: Report, source: str, selection: Selection) -> Table:
+    """When the trainings behind the rows began, and their wall-clock seconds, by seed; without untrained models."""
+    known = {row: {run.seed: selection.training(run) for run in runs} for row, runs in selection.runs.items()}
+    seeds = sorted({seed for by_seed in known.values() for seed, training in by_seed.items() if training is not None})
+    rows = []
+    for row, by_seed in known.items():
+        cells = []
+        for seed in seeds:
+            training = by_seed.get(seed)
+            seconds = None if training is None else training.cost.get("wall_seconds")
+            if training is None or seconds is None:
+                cells.append(MISSING)
+                continue
+            began = datetime.fromisoformat(training.started).astimezone(UTC)
+            text = f"{began:%Y-%m-%d %H:%M}, {seconds:,.0f} s"
+            cells.append(measured_cell(text, source, seconds, 1, [training.run_id]))
+        if any(cell is not MISSING for cell in cells):
+            rows.append(Row(row, marked(report.models[row], selection, row), tuple(cells)))
+    title = (
+        f"{report.benchmarks[report.task]}: start (UTC) and wall-clock seconds of each training, evaluations not "
+        f"counted ({whose(source)}); most shared their machine with other work"
+    )
+    return Table(title, tuple(f"Seed {seed}" for seed in seeds), tuple(rows))
 
 
 def tested_effects(report: Report, selection: Selection) -> dict[str, list[Effect | None]]:

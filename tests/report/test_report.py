@@ -599,3 +599,15 @@ def test_rows_whose_products_are_of_another_format_are_named(report: Report) -> 
     trained[2].environment["bfloat16"] = False
     (note,) = (note for note in report.render("laptop", [*runs, *trained]).notes if "matrix products" in note)
     assert note.endswith("matrix products in bfloat16, but in float32: Local attention only (seeds 2, 3)")
+
+
+def test_each_training_has_its_start_and_seconds(report: Report) -> None:
+    """By seed, of the training behind an evaluation; a seed without a training on record has none."""
+    runs = [make_eval("infini_linear", seed) for seed in (1, 2)]
+    training = make_train("infini_linear", 1, started="2024-05-01T13:30:00+02:00")
+    training.cost["wall_seconds"] = 1234.4
+    rendered = report.render("laptop", [*runs, training])
+    (table,) = [table for table in rendered.tables if "wall-clock seconds of each training" in table.title]
+    ((cell,),) = [row.cells for row in table.rows]
+    assert table.columns == ("Seed 1",)
+    assert (cell.text, cell.value, cell.run_ids) == ("2024-05-01 11:30, 1,234 s", 1234.4, (training.run_id,))
