@@ -42,7 +42,10 @@ CURVE_POINTS = 60
 """Number of means that a training curve is drawn with."""
 OUTLIER_RATIO = 5
 """The axis of gaps is logarithmic on both sides of 0 if the largest gap of one row exceeds this many times that of
-every other row, of which there are two or more."""
+every other row, of which there are two or more, or if the report says so (log_gaps)."""
+ABOVE_HALF = 0.01
+"""A head weighs the memory above local attention if its gate exceeds one half by more than this. Gates may begin at one
+half, and a short training leaves them there: noise on either side of it is no finding."""
 MAX_CURVES_PER_PANEL = 10
 """Maximum number of training curves in one panel. With more, each model has its own panel."""
 
@@ -76,16 +79,25 @@ def gate_heatmaps(
             axes.set_ylabel("layer" if in_all else "layers with gates", fontsize=8)
         for axes in panels[len(grids) :]:
             axes.set_axis_off()
-        weights = np.concatenate([grid.flatten() for grid in grids.values()])
         first = next(iter(runs.values()))
         synthetic = SYNTHETIC_MARK if any(run.synthetic for run in runs.values()) else ""
         entitle(
             panels[0],
-            f"{np.count_nonzero(weights > 0.5)} of {len(weights)} heads weigh the memory above local attention",
-            f"{what}{synthetic}, scale {first.scale}, first seed: sigmoid(β), 0 local attention, 1 memory",
+            _gates_finding(grids),
+            f"{what}{synthetic}, scale {first.scale}, first seed: sigmoid(β), 0 local attention, 1 memory; above local "
+            f"attention is above {0.5 + ABOVE_HALF:g}",
             above=8 + 11 * max(axes.get_title().count("\n") + 1 for axes in panels),
         )
         return save(figure, path)
+
+
+def _gates_finding(grids: Mapping[str, np.ndarray]) -> str:
+    """How many heads weigh the memory above local attention, and in how many rows, if not in all."""
+    above = {row: int(np.count_nonzero(grid > 0.5 + ABOVE_HALF)) for row, grid in grids.items()}
+    total = sum(grid.size for grid in grids.values())
+    having = sum(count > 0 for count in above.values())
+    where = f", in {having} of {len(grids)} rows" * (0 < having < len(grids))
+    return f"{sum(above.values())} of {total} heads weigh the memory above local attention{where}"
 
 
 def _gates(record: RunRecord) -> np.ndarray:
@@ -114,6 +126,7 @@ def gap_by_position(
     series: str = BY_POSITION,
     compared_with: Mapping[str, str] | None = None,
     models: Mapping[str, str] | None = None,
+    log_gaps: bool = False,
 ) -> list[Path]:
     """Draw each row's loss minus the loss of `baseline`, in nats per token, against the position in the document.
 
@@ -124,7 +137,8 @@ def gap_by_position(
 
     rows: row -> evaluation runs; those with the series count. baseline: the row at 0. titles: row -> its title. corpus:
     the name of the documents. compared_with: row -> the row it is compared with; None: all with `baseline`. models: row
-    -> the model whose look it has, if they differ. Raises InputError if there is nothing to compare, or if two runs did
+    -> the model whose look it has, if they differ. log_gaps: whether the axis of gaps is logarithmic on both sides of 0
+    in any case. Raises InputError if there is nothing to compare, or if two runs did
     not score the same documents in the same bins.
     """
     known = {row: [run for run in runs if series in run.series] for row, runs in rows.items()}
@@ -163,12 +177,18 @@ def gap_by_position(
         # The bands of few documents would leave no room for the means.
         means = np.concatenate([[0.0], *(mean for _, mean, _ in shown.values())])
         peaks = sorted(float(np.abs(mean).max()) for _, mean, _ in shown.values())
-        spread = len(peaks) > 2 and peaks[-2] * OUTLIER_RATIO < peaks[-1]
+        spread = log_gaps or (len(peaks) > 2 and peaks[-2] * OUTLIER_RATIO < peaks[-1])
         if spread:
             # On a linear axis the other rows would look flat. It is linear up to the smallest peak above 0.
-            panels[0].set_yscale("symlog", linthresh=next(peak for peak in peaks if peak > 0), linscale=1.0)
+            threshold = next((peak for peak in peaks if peak > 0), 1.0)
+            panels[0].set_yscale("symlog", linthresh=threshold, linscale=1.0)
             panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
-            panels[0].set_ylim(1.6 * means.min(), 1.6 * means.max())
+            panels[0].set_ylim(1.6 * means.min() or -threshold, 1.6 * means.max() or threshold)
+            # Numbers below the threshold would cover that of 0.
+            low, high = panels[0].get_ylim()
+            decades = [sign * 10.0**power for sign in (-1, 1) for power in range(-6, 3)]
+            panels[0].set_yticks([0.0, *(at for at in decades if abs(at) > threshold and low <= at <= high)])
+            panels[0].set_yticks([], minor=True)
         else:
             margin = 0.25 * (means.max() - means.min()) or 0.01
             panels[0].set_ylim(means.min() - margin, means.max() + margin)
@@ -250,7 +270,8 @@ def draw_gap(report: Report, selection: Selection, series: str, path: Path) -> l
     if not any(len(gap(*pair, series=series)) for pair in pairs):
         return []
     corpus, models = report.benchmarks[report.task], {row: drawn_as(runs[0]) for row, runs in selection.runs.items()}
-    return gap_by_position(selection.runs, path, report.baseline or "", report.models, corpus, series, zeros, models)
+    shown = {"compared_with": zeros, "models": models, "log_gaps": report.log_gaps}
+    return gap_by_position(selection.runs, path, report.baseline or "", report.models, corpus, series, **shown)
 
 
 def training_curves(

@@ -110,6 +110,9 @@ class Report(RunReport):
     """Row -> the row that it is compared with instead of `baseline`."""
     memory_baseline: str | None = None
     """Row whose memory is divided by that of the others, which is their compression."""
+    log_gaps: bool = field(default=False, metadata={"allowed": "true or false"})
+    """Whether the figures of gaps have an axis that is logarithmic on both sides of 0: where some rows differ from the
+    baseline a hundred times as much as others, which would look flat."""
     compared_in_paper: dict[str, str] = field(default_factory=dict)
     """Row of a baseline -> the row with the tokens that the paper gave its own model. The figure of perplexity by
     training tokens marks the two."""

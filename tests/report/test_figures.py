@@ -6,6 +6,7 @@ import filecmp
 import itertools
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -361,6 +362,55 @@ def test_a_row_that_differs_far_more_than_another_leaves_it_room(
     assert axes.get_yscale() == scale
     words = " ".join(" ".join(text.get_text() for text in axes.texts).split())
     assert ("logarithmic away from 0" in words) == (scale == "symlog")
+
+
+@pytest.mark.parametrize("gaps", [(-3.0, -2.8, -0.1, -0.05), (0.0, 0.0), (-0.1, -0.2)])
+def test_a_report_may_have_a_logarithmic_axis_of_gaps(
+    gaps: tuple[float, ...], tmp_path: Path, drawn_axes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pretrained model with its own cache and one with the segment before flattened all memories to lines."""
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn_axes.append(figure.axes[0]) or [path])
+    runs = {f"row{number}": [make_eval("llm", 1, 4.0 + gap)] for number, gap in enumerate(gaps)}
+    figures.gap_by_position(runs | {"local": [make_eval("local", 1, 4.0)]}, tmp_path / "gap", log_gaps=True)
+    (axes,) = drawn_axes
+    assert axes.get_yscale() == "symlog"
+    axes.figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert boxes and not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("name", ["llm_continual", "llm_untrained"])
+def test_gaps_of_pretrained_models_have_a_logarithmic_axis(
+    name: str, tmp_path: Path, drawn_axes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn_axes.append(figure.axes[0]) or [path])
+    report = load_report(compose([f"report={name}"]).report)
+    assert isinstance(report, Report)
+    runs = {row: [make_eval("llm", 1, loss)] for row, loss in (("local", 4.0), ("local_trained", 4.0), ("linear", 3.9))}
+    figures.draw_gap(report, Selection(runs, {}), stats.BY_POSITION, tmp_path / "gap")
+    assert drawn_axes[0].get_yscale() == "symlog"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"a": [[0.5004, 0.5]], "b": [[0.02, 0.03]]}, "0 of 4 heads weigh the memory above local attention"),
+        ({"a": [[0.52, 0.48]], "b": [[0.02, 0.03]]}, "1 of 4 heads weigh the memory above local attention, in 1 of 2"),
+        ({"a": [[0.7, 0.8]], "b": [[0.6, 0.03]]}, "3 of 4 heads weigh the memory above local attention"),
+    ],
+)
+def test_a_title_of_gates_counts_no_head_that_stayed_at_one_half(
+    rows: dict[str, list[list[float]]], said: str, tmp_path: Path
+) -> None:
+    """Gates that begin at one half and do not learn lie by chance on one side of it."""
+    runs = {row: make_eval("infini_linear", 1) for row in rows}
+    for row, gates in rows.items():
+        runs[row].series["gates"] = gates
+    figures.gate_heatmaps(runs, tmp_path / "gates")
+    title = figures._gates_finding({row: np.array(gates) for row, gates in rows.items()})
+    assert title.startswith(said) and ("rows" in title) == ("in 1 of" in said)
+    drawn = re.findall(r"<!-- (.*?) -->", (tmp_path / "gates.svg").read_text(encoding="utf-8"))
+    assert title in " ".join(drawn)
 
 
 @pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
