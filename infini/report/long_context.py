@@ -14,7 +14,7 @@ from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
 from infini.report.passkey import percent
 from infini.report.selection import Drawings, RowMatchingReport, Selection, cells_with_most, differences, select_sources
 from infini.report.tables import (
-    DASH,
+    DASH_MEANS,
     MISSING,
     Cell,
     RenderedReport,
@@ -25,6 +25,7 @@ from infini.report.tables import (
     products,
     provenance,
     rows_by_source,
+    seconds_table,
     trainings,
     without_runs,
 )
@@ -89,7 +90,10 @@ class LongContextReport(RowMatchingReport):
     ) -> RenderedReport:
         """Two tables for each subtask: all questions, and those whose answer lies in an earlier segment."""
         sources = select_sources(self, scale, published, yours)
-        columns = ("Source", *map(format_length, parse_lengths(self.lengths)))
+        # A length that no row was asked has no column, unless there would be none at all.
+        asked = {cell[1] for found in sources.values() for run in found.all_runs for cell in self.cells_of(run)}
+        lengths = [length for length in parse_lengths(self.lengths) if length in asked or not asked]
+        columns = ("Source", *map(format_length, lengths))
         measured = {cell[0] for found in sources.values() for run in found.all_runs for cell in self.cells_of(run)}
         tables: list[Table] = []
         for name, asks in self.subtasks.items():
@@ -98,27 +102,48 @@ class LongContextReport(RowMatchingReport):
                 continue
             for text, of_cell in (
                 ("accuracy in per cent, in brackets its 95 % interval", _all),
-                ("of the questions whose answer lies in an earlier segment, and their number", _distant),
+                (
+                    "of the questions that need a memory, whose answer lies in an earlier segment, and their number",
+                    _distant,
+                ),
             ):
-                cells = partial(self._cells, name, of_cell)
+                cells = partial(self._cells, name, of_cell, lengths)
                 rows = rows_by_source(self.titles, sources, {}, cells, self.rows)
                 tables.append(Table(f"{name} ({asks}): {text}", columns, tuple(rows)))
-        notes = [f"{DASH}: not available."]
+        notes = [f"{DASH_MEANS}."]
+        if unasked := [format_length(length) for length in parse_lengths(self.lengths) if length not in lengths]:
+            notes.append(f"lengths without a run, not shown: {', '.join(unasked)}.")
         absent = without_runs(self.titles, sources, self.rows)
         left_out = self.left_out(scale, yours or (), sources.get("yours"))
         for source, selection in sources.items():
             runs = selection.all_runs
             if not runs and source == "yours" and left_out:
                 continue
-            examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
-            details = [f"{examples} questions a cell", f"prompts of {distinct(run.data['revision'] for run in runs)}"]
+            details = [self._questions(selection), f"prompts of {distinct(run.data['revision'] for run in runs)}"]
             notes.append(provenance(source, runs, details))
             notes += products(source, self.titles, selection)
         notes += [*absent, *left_out, *trainings(tables, self.titles, sources), *disputes(sources)]
+        tables += seconds_table(self.titles, sources)
         return self.rendered(scale, tables, notes, legend=(*absent, *left_out))
 
+    def _questions(self, selection: Selection) -> str:
+        """How many questions a cell has: "20 questions a cell", and of which rows, if they differ."""
+        rows: dict[str, list[str]] = {}
+        for name, runs in selection.runs.items():
+            examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
+            rows.setdefault(examples, []).append(self.titles[name])
+        named = [
+            f"{examples} ({', '.join(titles)})" if len(rows) > 1 else examples for examples, titles in rows.items()
+        ]
+        return f"questions a cell: {'; '.join(named)}" if len(rows) > 1 else f"{' '.join(named)} questions a cell"
+
     def _cells(
-        self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str
+        self,
+        subtask: str,
+        of_cell: Callable[[Mapping[str, Any]], _Counts],
+        lengths: Sequence[int],
+        runs: Sequence[RunRecord],
+        source: str,
     ) -> list[Cell]:
         """A cell for each length: of each seed the run with most questions, together over seeds."""
 
@@ -127,7 +152,7 @@ class LongContextReport(RowMatchingReport):
 
         found = cells_with_most(runs, place, lambda cell: of_cell(cell)[1])
         cells, trained = [], any(run.parent is not None for run in runs)
-        for length in parse_lengths(self.lengths):
+        for length in lengths:
             chosen = [pair for (_, at), pair in found.items() if at == length]
             if not chosen:
                 cells.append(MISSING)

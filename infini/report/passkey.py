@@ -25,11 +25,13 @@ from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
 from infini.report.selection import Drawings, RowMatchingReport, Selection, cells_with_most, differences, select_sources
 from infini.report.tables import (
     DASH,
+    DASH_MEANS,
     MISSING,
     Cell,
     RenderedReport,
     Row,
     Table,
+    counted,
     disputes,
     distinct,
     measured_cell,
@@ -38,6 +40,7 @@ from infini.report.tables import (
     provenance,
     quoted,
     rows_by_source,
+    seconds_table,
     trainings,
     without_runs,
 )
@@ -45,9 +48,10 @@ from infini.report.tables import (
 PAPER_LONGEST = 5120
 """Tokens of the longest input that the paper fine-tunes on."""
 DETAILS = (
-    "Details: token accuracy of the worst cell of a seed, in brackets the 95 % interval of the lowest accuracy among "
-    "all cells and seeds; exact match over all cells in per cent; the longest training input; and the number of filler "
-    "tokens that together weigh as much as the key in the head that is best at it"
+    "Details: token accuracy of the worst cell of a seed (and its number of prompts, if other cells have more), in "
+    "brackets the 95 % interval of the lowest accuracy among all cells and seeds; exact match over all cells in per "
+    "cent; the longest training input; and the number of filler tokens that together weigh as much as the key in the "
+    "head that is best at it"
 )
 DETAIL_COLUMNS = (
     *("Source", "Tokenizer", "Examples a cell", "Seeds", "Worst cell", "Exact match", "Training tokens", "Longest"),
@@ -264,7 +268,7 @@ class PasskeyReport(RowMatchingReport):
             tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))
         marked_as_fewer = any(FEWER_MARK in cell.text for row in accuracy for cell in row.cells)
         notes = [
-            f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
+            f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH_MEANS}; "
             "means over the seeds of the row, or as many as the number in brackets says"
             + f"; {FEWER_MARK}: fewer prompts a seed than other cells of the row have" * marked_as_fewer
             + "."
@@ -279,6 +283,7 @@ class PasskeyReport(RowMatchingReport):
                 notes += products(source, self.titles, selection)
         several = trainings(tables[:1], self.titles, sources)
         notes += [*absent, *left_out, *several, *disputes(sources)]
+        tables += seconds_table(self.titles, sources)
         return self.rendered(scale, tables, notes, legend=(*absent, *left_out))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
@@ -368,10 +373,12 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
         return measured_cell(text, source, value, len(seeds), ids)
 
     examples = [cell["examples"] for _, cell in chosen]
-    worst = min(cell["token_accuracy"] for _, cell in chosen)
+    worst, prompts = min((cell["token_accuracy"], -cell["examples"]) for _, cell in chosen)
     exact = 100 * statistics.fmean(cell["exact_match"] for _, cell in chosen)
     low, high = minimum_interval([(cell["token_accuracy"] * cell["examples"], cell["examples"]) for _, cell in chosen])
-    interval = f" [{percent(100 * low)}, {percent(100 * high)}]"
+    # One wrong answer of one prompt is no such finding as one of ten.
+    of_fewer = f" ({counted(-prompts, 'prompt')})" * (-prompts < max(examples))
+    interval = f"{of_fewer} [{percent(100 * low)}, {percent(100 * high)}]"
     cells = (
         measured_cell(source, source, 0.0, 0, [run.run_id for run in runs]),
         over_cells("-".join(str(used[-1].data.get("tokenizer")).split("-")[:2]), 0.0),
@@ -380,7 +387,10 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
         over_cells(percent(100 * worst) + interval, 100 * worst),
         over_cells(percent(exact), exact),
         over_seeds(used, lambda run: selection.spent(run, "tokens_seen"), ",.0f", source),
-        over_seeds(used, lambda run: longest_input(selection.training_config(run)), ",.0f", source),
+        # A pretrained model as it is had no inputs of ours, whatever recipe stands in the configuration.
+        over_seeds(
+            used, lambda run: longest_input(selection.training_config(run)) if run.parent else None, ",.0f", source
+        ),
         over_seeds(used, lambda run: run.metric("half_dilution"), tokens_of_filler, source),
     )
     return Row(f"{name}/{source}", report.rows[name].title, cells)

@@ -30,6 +30,7 @@ from infini.report.palette import looks
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
 from infini.report.tables import (
     DASH,
+    DASH_MEANS,
     MISSING,
     PLUS_MINUS,
     Cell,
@@ -42,6 +43,7 @@ from infini.report.tables import (
     provenance,
     quoted,
     rows_by_source,
+    seconds_table,
     trainings,
     without_runs,
 )
@@ -210,7 +212,7 @@ class SummaryReport(RowsOfOneTask):
             tables.append(Table(what, ("Source", *columns), tuple(rows), "System"))
         notes = [
             f"Mean {PLUS_MINUS} standard deviation over seeds (their number); in brackets the interval over books, "
-            f"95 %, of the mean over seeds; {DASH}: not available."
+            f"95 %, of the mean over seeds; {DASH_MEANS}."
         ]
         for source, selection in sources.items():
             runs = selection.all_runs
@@ -227,6 +229,7 @@ class SummaryReport(RowsOfOneTask):
         notes += [*absent, *disputes(sources)]
         synthetic = any(selection.synthetic for selection in sources.values())
         mark = " [SYNTHETIC BOOKS: says nothing about the systems]" * synthetic
+        tables += seconds_table(self.titles, sources, "System")
         return self.rendered(scale, tables, notes, mark, legend=tuple(absent))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from infini.report.stats import Effect
 
 DASH = "\N{EM DASH}"
+DASH_MEANS = f"{DASH}: not run, or there is no such number"
+"""The note on cells without a number: of rows and lengths that nobody ran, of what the paper does not print, or of what
+a row does not have, as the training of an untrained model."""
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 MISMATCH_MARK = "\N{DAGGER}"
 """Marks results of a model that was trained, or asked, differently from what its row declares."""
@@ -209,6 +213,42 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 def distinct(values: Iterable[Any]) -> str:
     """Each value once, in the order of their first occurrence."""
     return " | ".join(dict.fromkeys(str(value) for value in values))
+
+
+def seconds_table(titles: Mapping[str, str], sources: Mapping[str, Selection], rows_are: str = "Model") -> list[Table]:
+    """A table of what each row and source cost: wall-clock seconds of its training, if there is one, and of all of its
+    evaluations, means over seeds. Empty where no run says."""
+    rows = []
+    for name, title in titles.items():
+        for source, selection in sources.items():
+            runs = selection.runs.get(name, [])
+            # A seed may have a run for some lengths and another one for others.
+            by_seed: dict[int, float] = {}
+            for run in runs:
+                by_seed[run.seed] = by_seed.get(run.seed, 0.0) + run.cost.get("wall_seconds", math.nan)
+            cells = (
+                over_seeds(runs, lambda run, of=selection: of.spent(run, "wall_seconds"), ",.0f", source),
+                over_seeds(runs, lambda run, of=by_seed: _if_known(of[run.seed]), ",.0f", source),
+            )
+            if any(cell.origin == "measured" for cell in cells):
+                head = measured_cell(source, source, 0.0, 0, [run.run_id for run in runs])
+                rows.append(Row(f"{name}/{source}", marked(title, selection, name), (head, *cells)))
+    if not rows:
+        return []
+    columns = ("Source", "Training seconds", "Evaluation seconds")
+    kept = [at for at in range(len(columns)) if any(row.cells[at].origin == "measured" for row in rows)]
+    shown = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows)
+    what = (
+        "Wall-clock seconds of the training and of all evaluations of a seed (longer where the machine was also doing "
+        "other work)"
+    )
+    if "Training seconds" not in (names := tuple(columns[at] for at in kept)):
+        what = what.replace("the training and of ", "")
+    return [Table(what, names, shown, rows_are)]
+
+
+def _if_known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
 
 
 def provenance(source: str, runs: Sequence[RunRecord], details: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from infini.report.stats import BY_PLACE, BY_POSITION, Effect, gap, knockout_cos
 from infini.report.tables import (
     CLUSTERED,
     DASH,
+    DASH_MEANS,
     DISPUTED,
     MISSING,
     OTHER_DATA_MARK,
@@ -285,7 +286,7 @@ class Report(RunReport):
         tables = [main, _sizes_table(self, chosen)]
         absent = not_shown(without_run)
         seeds = f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets"
-        notes = [*absent, f"{seeds}; {DASH} not available.", *_unequal_seeds(self, chosen)]
+        notes = [*absent, f"{seeds}; {DASH_MEANS}.", *_unequal_seeds(self, chosen)]
         for part in self.parts:
             sources = chosen[part.task]
             # The other tables compare runs in pairs, so they show the runs of one source.

@@ -67,6 +67,26 @@ def shown(report: LongContextReport, runs: list[RunRecord], table: int = 0) -> d
     return {row.title: [cell.text for cell in row.cells[1:]] for row in rendered.tables[table].rows}
 
 
+def test_lengths_that_no_row_was_asked_have_no_column() -> None:
+    """Three of seven columns were dashes. Before the first run the table shows which lengths there are."""
+    runs = [evaluation(1, answered(1, 10), answered(1, 10, length=4096))]
+    report = report_of(lengths=["1K", "2K", "4K", "8K"])
+    rendered = report.render("laptop", runs)
+    assert {table.columns[1:] for table in rendered.tables[:2]} == {("1K", "4K")}
+    assert "lengths without a run, not shown: 2K, 8K." in rendered.notes
+    empty = report.render("laptop", [])
+    assert empty.tables[0].columns[1:] == ("1K", "2K", "4K", "8K") and not any("not shown" in n for n in empty.notes)
+
+
+def test_the_number_of_questions_is_said_of_each_row_where_rows_differ() -> None:
+    full = {**MEMORY, "memory": "full"}
+    few, many = evaluation(1, answered(1, 10), model=full), evaluation(2, answered(1, 20))
+    (note,) = (note for note in report_of().render("laptop", [few, many]).notes if "a cell" in note)
+    assert "; questions a cell: 10 (Base); 20 (Linear); " in note
+    (note,) = (note for note in report_of().render("laptop", [many]).notes if "a cell" in note)
+    assert "; 20 questions a cell; " in note
+
+
 def test_a_model_as_it_is_and_a_trained_one_are_two_rows() -> None:
     training = make_train("llm", 1, task="continual", run_id="t", config={"model": MEMORY, "recipe": {"steps": 32}})
     runs = [

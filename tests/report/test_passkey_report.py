@@ -12,7 +12,7 @@ from rich.console import Console
 
 from infini.config.compose import compose
 from infini.errors import InputError
-from infini.records import RunRecord
+from infini.records import RunRecord, load_records, published_dir
 from infini.report import passkey_figures
 from infini.report.load import draw, load_report, report_of_runs
 from infini.report.palette import MUTED
@@ -426,6 +426,27 @@ def test_what_stands_behind_a_row() -> None:
     table = report().render("laptop", [], runs).tables[1]
     (worst,) = [row.cells[table.columns.index("Worst cell")].text for row in table.rows if row.model == "linear/yours"]
     assert worst.startswith("30 [")
+
+
+def test_the_worst_cell_names_its_prompts_where_others_have_more() -> None:
+    """The 66.7 % of a row stood beside [0.0, 99.9], and came from one prompt."""
+    runs = pair()
+    runs[1].series["cells"][4] |= {"token_accuracy": 0.5, "examples": 1}
+    table = report().render("laptop", [], runs).tables[1]
+    assert table.cell("linear/yours", "Worst cell").text.startswith("50 (1 prompt) [")
+    # Of equally bad cells, that with most prompts counts.
+    runs[1].series["cells"][5] |= {"token_accuracy": 0.5}
+    table = report().render("laptop", [], runs).tables[1]
+    assert table.cell("linear/yours", "Worst cell").text.startswith("50 [")
+
+
+def test_a_model_that_was_not_trained_has_no_longest_input() -> None:
+    """The recipe in its configuration is a default that nobody ran."""
+    loaded = load_report(compose(["report=llm_passkey"]).report)
+    assert isinstance(loaded, PasskeyReport)
+    table = loaded.render("laptop", load_records(published_dir())).tables[1]
+    assert [table.cell(f"{row}/published", "Longest").text for row in ("base", "local")] == ["\N{EM DASH}"] * 2
+    assert table.cell("delta_zero_shot/published", "Longest").text == "2,048"
 
 
 def test_rows_to_run_are_checked() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command_runner import Runner
+from report_runs import make_eval
 from rich.console import Console
 from wandb_files import records_in, run_of
 
@@ -20,8 +21,8 @@ from infini.config.schema import WandbConfig
 from infini.records import load_records, published_dir
 from infini.report.load import load_report
 from infini.report.render import print_report, to_markdown
-from infini.report.selection import select_runs
-from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
+from infini.report.selection import Selection, select_runs
+from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table, seconds_table
 from infini.runs.claims import claims_text, declared_report, judged, totals_of
 from infini.training.loggers import log_tables
 
@@ -181,3 +182,35 @@ def offline_runs(results: Path) -> list[Path]:
 def test_a_table_goes_to_no_other_logger(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["table", "logger=tensorboard", f"results_dir={tmp_path}"]) == cli.USAGE_ERROR
     assert "logger=tensorboard: infini table logs to wandb alone; leave it out" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["llm_passkey", "llm_booksum", "long_context", "table3_passkey"])
+def test_every_row_says_what_it_cost(name: str) -> None:
+    """Only the table of running text had a column of seconds."""
+    report: Any = load_report(compose([f"report={name}"]).report)
+    records = load_records(published_dir())
+    selection = select_runs(report, "laptop", records)
+    table = report.render("laptop", records).tables[-1]
+    assert table.title.startswith("Wall-clock seconds") and len(table.rows) == len(selection.runs)
+    for row, runs in selection.runs.items():
+        seeds = {run.seed for run in runs}
+        spent = sum(run.cost["wall_seconds"] for run in runs) / len(seeds)
+        assert table.cell(f"{row}/published", "Evaluation seconds").value == pytest.approx(spent)
+        if not any(run.parent for run in runs):
+            assert "Training seconds" not in table.columns or (
+                table.cell(f"{row}/published", "Training seconds").text == "\N{EM DASH}"
+            )
+    trained = [run for runs in selection.runs.values() for run in runs if run.parent]
+    assert ("Training seconds" in table.columns) == bool(trained)
+
+
+def test_a_cost_that_a_record_lacks_is_not_counted_as_nothing() -> None:
+    runs = [make_eval("local", 1), make_eval("local", 1), make_eval("local", 2)]
+    for run, seconds in zip(runs, (10.0, 20.0, 50.0), strict=True):
+        run.cost["wall_seconds"] = seconds
+    (table,) = seconds_table({"local": "Local"}, {"published": Selection({"local": runs}, {})})
+    assert table.columns == ("Source", "Evaluation seconds") and table.rows[0].cells[1].text.startswith("40 ")
+    del runs[1].cost["wall_seconds"]
+    (table,) = seconds_table({"local": "Local"}, {"published": Selection({"local": runs}, {})})
+    assert table.rows[0].cells[1].text == "50"
+    assert seconds_table({"local": "Local"}, {"published": Selection({}, {})}) == []
