@@ -132,10 +132,11 @@ class LongContextReport(RowMatchingReport):
         for name, runs in selection.runs.items():
             examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
             rows.setdefault(examples, []).append(self.titles[name])
-        named = [
-            f"{examples} ({', '.join(titles)})" if len(rows) > 1 else examples for examples, titles in rows.items()
-        ]
-        return f"questions a cell: {'; '.join(named)}" if len(rows) > 1 else f"{' '.join(named)} questions a cell"
+        if len(rows) == 1:
+            return f"{next(iter(rows))} questions a cell"
+        # Titles have commas.
+        named = {examples: ", ".join(f'"{title}"' for title in titles) for examples, titles in rows.items()}
+        return f"questions a cell: {', '.join(f'{examples} ({titles})' for examples, titles in named.items())}"
 
     def _cells(
         self,

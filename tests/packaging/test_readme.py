@@ -249,6 +249,9 @@ def read_table(name: str) -> list[str]:
     return (ROOT / "results" / "tables" / name).read_text(encoding="utf-8").replace("\\", "").splitlines()
 
 
+TUNED_LLM = "Linear, continual pre-training, fine-tuned 400 steps (ours: adapters at 1e-3, inputs of 512 to 2K)"
+
+
 def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
     lines = [line for line in README.splitlines() if line.startswith("| ") and line.count("|") == 5][2:9]
     said = [re.findall(r"\d+(?:\.\d+)?", cells.split("|")[2]) for cells in lines]
@@ -285,8 +288,11 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
     llm = next(
         line for line in read_table("llm_passkey_laptop.md") if ", input gate, " in line and "| published |" in line
     )
-    found, *seeds = llm.split("|")[8].split()
-    assert "/".join(said[3][:3]) == found.replace("°", "").strip("*") and said[3][3:] == ["5"]
+    # The claim is about 32K to 1M tokens, and not all keys of the longest texts are found.
+    of_128, *seeds = llm.split("|")[8].split()
+    of_512, of_1m = (llm.split("|")[column].split()[0] for column in (10, 11))
+    found = [cell.replace("°", "").replace("*", "").split("/") for cell in (of_128, of_512, of_1m)]
+    assert said[3] == [*found[0], "5", "512", *found[1], "1", *found[2], "1"]
     assert "an input gate (ours)" in lines[3] and ("one seed" in lines[3]) == (seeds == ["(1)"])
     for index, column in ((4, 2), (5, 4)):
         ours = [
@@ -295,7 +301,7 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
         ]
         assert said[index] == [row.split("|")[column + 1].split()[0] for row in ours]
         assert paper[index] == [row.split("|")[column].strip() for row in ours]
-    paper_llm = row_of("tables/llm_passkey_laptop.md", "Linear, continual pre-training, fine-tuned 400 steps", "paper")
+    paper_llm = row_of("tables/llm_passkey_laptop.md", TUNED_LLM, "paper")
     assert "/".join(paper[3]) == paper_llm.split("|")[8].strip()
     table4 = "tables/table4_booksum_laptop.md"
     for index, name in enumerate(("Infini-Transformers (Linear)", "PRIMERA + Unlimiformer")):

@@ -82,7 +82,7 @@ def test_the_number_of_questions_is_said_of_each_row_where_rows_differ() -> None
     full = {**MEMORY, "memory": "full"}
     few, many = evaluation(1, answered(1, 10), model=full), evaluation(2, answered(1, 20))
     (note,) = (note for note in report_of().render("laptop", [few, many]).notes if "a cell" in note)
-    assert "; questions a cell: 10 (Base); 20 (Linear); " in note
+    assert '; questions a cell: 10 ("Base"), 20 ("Linear"); ' in note
     (note,) = (note for note in report_of().render("laptop", [many]).notes if "a cell" in note)
     assert "; 20 questions a cell; " in note
 

@@ -123,10 +123,47 @@ def test_checkpointed_activations_have_the_size_of_their_formula(paper: tuple[An
     model.zero_grad()
 
 
+CONTINUAL = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "continual.md"
+
+
+@pytest.mark.parametrize(("task", "preset"), [("passkey", "llm_1b_passkey"), ("booksum", "llm_8b_booksum")])
+def test_the_fine_tuning_of_the_page_goes_on_as_its_preset(task: str, preset: str) -> None:
+    """The recipes of tasks are for models from scratch: other gates, and for passkeys activations that are kept."""
+    page = CONTINUAL.read_text("utf-8")
+    (words,) = re.findall(rf"^infini train (task={task} .*)$", page, re.MULTILINE)
+    tuned, before = compose(words.split()), compose([f"experiment={preset}"])
+    assert dict(tuned.model) == dict(before.model) and tuned.dims.segment_length == before.dims.segment_length
+    assert vars(tuned.optimizer) == vars(before.optimizer)
+    assert tuned.recipe.checkpoint_activations and before.recipe.checkpoint_activations
+    assert tuned.init_from == "RUN_ID"
+    if task == "passkey":
+        assert tuned.recipe.batch_size == before.recipe.batch_size
+    else:
+        assert f"a batch of {tuned.recipe.batch_size} and {tuned.recipe.steps:,} steps" in page
+
+
+@pytest.mark.parametrize("preset", PAPER)
+def test_the_arithmetic_of_the_page_counts_recomputed_activations(preset: str) -> None:
+    """Two of the eight operations a parameter and token are the second forward pass. It was counted as six."""
+    page, cfg = CONTINUAL.read_text("utf-8"), compose([f"experiment={preset}"])
+    column = list(PAPER).index(preset)
+    recipe = cfg.recipe
+    tokens = recipe.steps * recipe.batch_size * recipe.segments_per_sequence * cfg.dims.segment_length
+    total = (8 if recipe.checkpoint_activations else 6) * (1.48e9, 8.19e9)[column] * tokens
+    (row,) = (line.split("|") for line in page.splitlines() if line.startswith("| arithmetic of the training, 8 times"))
+    assert f"{total:.0e}".replace("+", "") == row[2 + column].strip()
+    days = total / 4e14 / 86400
+    shown = f"{days:.1f}" if days < 10 else f"{days:.0f}"
+    assert f"| `experiment={preset}`, {tokens / 1e9:.1f} billion tokens | {shown} days |" in page
+    (row,) = (line.split("|") for line in page.splitlines() if line.startswith("| activations of an input"))
+    kept = [float(cell.split()[0]) for cell in row[2:4]]
+    assert f"come on top: {' and '.join(f'{64 * size:.0f}' for size in kept)} GB." in page
+
+
 @pytest.mark.slow
 def test_the_kernels_of_the_page_are_those_that_are_started() -> None:
     """docs/how-to/continual.md estimates the time on a GPU from them. Views start none."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "continual.md").read_text("utf-8")
+    page = CONTINUAL.read_text("utf-8")
     said = re.search(r"starts ([\d,]+)\s+kernels for a training step.*? and ([\d,]+) to read one segment", page, re.S)
     assert said is not None
     smollm2 = LlamaConfig(
