@@ -270,7 +270,7 @@ def draw_gap(report: Report, selection: Selection, series: str, path: Path) -> l
     if not any(len(gap(*pair, series=series)) for pair in pairs):
         return []
     corpus, models = report.benchmarks[report.task], {row: drawn_as(runs[0]) for row, runs in selection.runs.items()}
-    shown = {"compared_with": zeros, "models": models, "log_gaps": report.log_gaps}
+    shown: dict[str, Any] = {"compared_with": zeros, "models": models, "log_gaps": report.log_gaps}
     return gap_by_position(selection.runs, path, report.baseline or "", report.models, corpus, series, **shown)
 
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from infini.records import RunRecord
@@ -227,8 +228,8 @@ def seconds_table(titles: Mapping[str, str], sources: Mapping[str, Selection], r
             for run in runs:
                 by_seed[run.seed] = by_seed.get(run.seed, 0.0) + run.cost.get("wall_seconds", math.nan)
             cells = (
-                over_seeds(runs, lambda run, of=selection: of.spent(run, "wall_seconds"), ",.0f", source),
-                over_seeds(runs, lambda run, of=by_seed: _if_known(of[run.seed]), ",.0f", source),
+                over_seeds(runs, partial(selection.spent, cost="wall_seconds"), ",.0f", source),
+                over_seeds(runs, partial(_seconds_of_seed, by_seed), ",.0f", source),
             )
             if any(cell.origin == "measured" for cell in cells):
                 head = measured_cell(source, source, 0.0, 0, [run.run_id for run in runs])
@@ -247,7 +248,9 @@ def seconds_table(titles: Mapping[str, str], sources: Mapping[str, Selection], r
     return [Table(what, names, shown, rows_are)]
 
 
-def _if_known(seconds: float) -> float | None:
+def _seconds_of_seed(by_seed: Mapping[int, float], run: RunRecord) -> float | None:
+    """Those of the seed of a run; None if one of its runs does not say."""
+    seconds = by_seed[run.seed]
     return None if math.isnan(seconds) else seconds
 
 
