@@ -333,14 +333,18 @@ class Report(RunReport):
         if self.untrained is True:
             # Their gates are where they were put, and no training cost anything.
             return gaps
+        # One training for all tasks has the same gates whichever of them is read.
+        drawn_elsewhere = self.trained_on is not None and self.task != next(iter(self.benchmarks))
         by_cost = partial(draw_costs, self, selection)
         held, tokens = "numbers carried from segment to segment (0: none)", "training tokens"
         of_models = (run for run in known if "models" in run.series.get("train", {}))
         seconds, where = by_seconds(self, selection, newest(of_models, scale, "train"))
         corpus = self.benchmarks[self.task]
+        trained = corpus if self.trained_on is None else self.title
+        gates: Drawings = {"gates": partial(draw_gates, selection, titles=self.models, what=trained)}
         return {
             **gaps,
-            "gates": partial(draw_gates, selection, titles=self.models, what=corpus),
+            **({} if drawn_elsewhere else gates),
             "perplexity_by_memory": partial(
                 by_cost, points=memory_points(selection), label=held, unit="numbers carried"
             ),

@@ -379,6 +379,16 @@ def test_a_report_may_have_a_logarithmic_axis_of_gaps(
     assert boxes and not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
+def test_gates_of_one_training_are_drawn_once() -> None:
+    """Those of report=llm_continual were two equal pictures, named after the books and the mathematics."""
+    for name, drawn in (("llm_continual", [True, False]), ("lm_gates", [True, True])):
+        report = load_report(compose([f"report={name}"]).report)
+        assert isinstance(report, Report)
+        variant = next(iter(report.variants))
+        selection = Selection({variant: [make_eval("llm", 1)]}, {})
+        assert ["gates" in part.drawings("laptop", selection, []) for part in report.parts] == drawn
+
+
 @pytest.mark.parametrize("name", ["llm_continual", "llm_untrained"])
 def test_gaps_of_pretrained_models_have_a_logarithmic_axis(
     name: str, tmp_path: Path, drawn_axes: list[Any], monkeypatch: pytest.MonkeyPatch
