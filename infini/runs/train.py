@@ -136,11 +136,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
     console = plain_console()
     data = load_data_module(cfg)
     # One process tokenizes what is not in the cache yet.
-    if ranks.rank == 0:
-        data.setup("fit")
-    ranks.agreed(None)
-    if ranks.rank > 0:
-        data.setup("fit")
+    ranks.first_alone(lambda: data.setup("fit"))
     lightning.seed_everything(cfg.seed, verbose=False)
     model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
     if any(p.requires_grad and p.dtype == torch.bfloat16 for p in model.parameters()):

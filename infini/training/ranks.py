@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -33,8 +34,12 @@ CONNECTION_ERRORS = (
     "Broken pipe",
     "Socket closed",
     "recvValue failed",
+    "Timed out",
 )
-"""What torch.distributed reports when another process has ended."""
+"""What torch.distributed reports when another process has ended, or does not answer."""
+LONGEST_PREPARATION = timedelta(days=1)
+"""How long ranks wait for rank 0 to prepare the data. torch.distributed's own limits are 30 minutes with gloo and 10
+with NCCL; a tokenizer that is trained on many books takes longer."""
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that this process gets when its parent ends."""
 STARTED_BY = "INFINI_STARTED_BY"
@@ -110,6 +115,21 @@ class Ranks:
         if self.size > 1:
             dist.broadcast_object_list(values)
         return values[0]
+
+    def first_alone(self, prepare: Callable[[], None]) -> None:
+        """Rank 0 prepares, and then the others, who find what it left. Every rank must call this."""
+        if self.size == 1:
+            prepare()
+            return
+        # Only this wait is long. Elsewhere a rank that does not answer is an error after minutes, not after a day. The
+        # group is made before the wait: its ranks meet within the usual limit.
+        group = dist.new_group(timeout=LONGEST_PREPARATION, backend="gloo")
+        if self.rank == 0:
+            prepare()
+        dist.barrier(group)
+        if self.rank > 0:
+            prepare()
+        dist.destroy_process_group(group)
 
 
 SINGLE_RANK = Ranks()

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import SEGMENT, VOCABULARY, assert_close, assert_same_state, make_model, tiny_dims, variants
 from helpers import TOLERANCE as TOLERANCES
-from ranks import group_of_one
+from ranks import group_of_one, run_ranks
 from safetensors.torch import load_file
 from tiny_runs import words, write_corpus
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,7 +33,7 @@ from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.nn.state import map_state
 from infini.training.module import LanguageModelModule
-from infini.training.ranks import Ranks
+from infini.training.ranks import Ranks, is_lost
 from infini.training.strategies import shard, whole
 
 STEPS = 20
@@ -70,6 +72,8 @@ def assert_equal_runs(one: Path, other: Path, tolerance: float = TOLERANCE) -> N
         assert run_of(other).results[name]["value"] == pytest.approx(result["value"], rel=10 * tolerance)
     mine, theirs = weights(one), weights(other)
     assert mine.keys() == theirs.keys()
+    for name, weight in mine.items():
+        assert_close(theirs[name], weight, 10 * tolerance, name)
     assert not list(other.glob("unfinished/*"))
 
 
@@ -300,6 +304,38 @@ def test_shards_are_gathered_layer_by_layer(name: str, by_layer: bool, tmp_path:
 def test_every_row_has_one_rank(n_rows: int, size: int) -> None:
     read = [row for rank in range(size) for row in range(*Ranks(rank=rank, size=size).bounds(n_rows))]
     assert read == list(range(n_rows))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_wait_for_rank_0_has_a_limit_of_its_own(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day, not the 30 minutes of other waits. The group is made before rank 0 begins, so that all meet at once."""
+    did: list[Any] = []
+    monkeypatch.setattr(dist, "new_group", lambda **options: did.append(options))
+    monkeypatch.setattr(dist, "barrier", lambda group: did.append("wait"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda group: None)
+    Ranks(rank, size=2).first_alone(lambda: did.append("prepare"))
+    group, *rest = did
+    assert group == {"timeout": timedelta(days=1), "backend": "gloo"}
+    assert rest == (["prepare", "wait"] if rank == 0 else ["wait", "prepare"])
+
+
+def _meet_with_a_short_limit() -> None:
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2))
+    made = Ranks(dist.get_rank(), size=2)
+    made.first_alone(lambda: time.sleep(4 if made.rank == 0 else 0))
+    assert made.agreed(made.rank) == 0
+
+
+@pytest.mark.slow
+def test_rank_0_prepares_for_longer_than_other_waits() -> None:
+    run_ranks(_meet_with_a_short_limit, 2)
+
+
+def test_a_rank_that_does_not_answer_is_lost() -> None:
+    """What gloo says at the end of a time limit: one line, and no traceback, as when the other process has ended."""
+    said = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
+    assert is_lost(RuntimeError(said))
+    assert not is_lost(RuntimeError("CUDA out of memory"))
 
 
 def stop_at(step: int, stop: Callable[[], Any]) -> pytest.MonkeyPatch:
