@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from device_reads import Calls, decoding_calls, training_batch, training_steps
-from helpers import SEGMENT, assert_on, make_model, marks, mixed, one_in, random_ids, variant_id, variants
+from device_reads import Calls, counted, counted_id, decoding_calls, training_batch, training_steps
+from helpers import SEGMENT, VOCABULARY, assert_on, make_model, marks, mixed, one_in, random_ids
 
 from infini.config.compose import compose
+from infini.evaluation import decoding
 from infini.evaluation.decoding import Reader
 from infini.models import registered
+from infini.nn.attention import InfiniAttention
 from infini.training.module import LanguageModelModule
 
 MIXED = [mixed("local", "delta", "xl"), mixed("infini_xl", "memorizing", "dai2019")]
@@ -24,33 +27,32 @@ FURTHER = [
     {"name": "rmt", "bptt_depth": 1},
 ]
 """Options that decide in which order segments are read."""
-# What a first segment reads instead of its memory is a matter of values alone.
-MODELS = [each for each in variants() if each.get("first_segment") != "zero"]
+MODELS = counted()
 _FIRST = {each["name"]: each for each in reversed(MODELS)}
-_ALL = [
-    *(pytest.param(o, id=variant_id(o), marks=() if o is _FIRST[o["name"]] else pytest.mark.slow) for o in MODELS),
-    *(pytest.param(o, id=variant_id(o)) for o in MIXED),
-    *(pytest.param(o, id="-".join(map(str, o.values()))) for o in FURTHER),
-]
-_USUAL = [case for case in _ALL if not case.marks]
-_FEW = _USUAL[::3]
-some_models = pytest.mark.parametrize(
-    "options", [c if c in _FEW or c.marks else pytest.param(*c.values, id=c.id, marks=pytest.mark.slow) for c in _ALL]
-)
-"""Every third model; the others are slow tests."""
+
+
+def _usual(options: dict[str, Any]) -> bool:
+    """The first variant of each model; and a pretrained model's layers without a memory."""
+    return options is _FIRST[options["name"]] or options.get("memory") == "full" or bool(options.get("layers"))
+
+
 each_model = pytest.mark.parametrize(
     "options",
-    _ALL,
+    [
+        *(pytest.param(o, id=counted_id(o), marks=() if _usual(o) else pytest.mark.slow) for o in MODELS),
+        *(pytest.param(o, id=counted_id(o)) for o in MIXED),
+        *(pytest.param(o, id="-".join(map(str, o.values()))) for o in FURTHER),
+    ],
 )
-"""The first variant of each model, mixed layers and further options; the other variants are slow."""
+"""With mixed layers and further options; the variants that are not usual are slow."""
 
 
 def small(options: dict[str, Any]) -> Any:
-    return make_model(options, torch.float32, **{} if "layers" in options else {"n_layers": 3})
+    return make_model(options, torch.float32, **{} if options in MIXED else {"n_layers": 3})
 
 
 @each_model
-@pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+@pytest.mark.parametrize("documents", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "documents"])
 def test_a_training_step_reads_nothing(options: dict[str, Any], documents: bool) -> None:
     """Three layers, four segments; forward, loss, backward and optimizer, from no state and from a carried one."""
     step = training_steps(small(options), documents)
@@ -59,14 +61,35 @@ def test_a_training_step_reads_nothing(options: dict[str, Any], documents: bool)
 
 @each_model
 @pytest.mark.parametrize("place", ["inside", "at the end of"])
-def test_a_decoded_token_reads_nothing_but_its_id(options: dict[str, Any], place: str) -> None:
-    """In the middle of a segment and at its end. On a CPU reading the logits is not an operator."""
-    model = small(options)
+def test_a_decoded_token_reads_nothing_but_its_id(
+    options: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a segment and at its end, on a device that refuses every read."""
+    sampled: list[torch.Tensor] = []
+    monkeypatch.setattr(decoding, "sample_token", lambda logits, *_: sampled.append(logits) or 1)
+    model = small(options).to("meta")
     slot = SEGMENT // 2 if place == "inside" else model.segment_length - 1
-    assert decoding_calls(model, 2 * model.segment_length + slot).reads == []
+    assert decoding_calls(model, 2 * model.segment_length + slot).torn == []
+    assert [logits.device.type for logits in sampled] == ["meta"]
 
 
-@some_models
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_sampling_reads_the_logits_once(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[torch.Tensor] = []
+
+    def read(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        reads.append(tensor)
+        return torch.arange(float(VOCABULARY))
+
+    monkeypatch.setattr(torch.Tensor, "cpu", read)
+    logits = torch.empty(VOCABULARY, device="meta")
+    assert decoding.sample_token(logits, temperature, 0.1, torch.Generator()) == VOCABULARY - 1
+    assert len(reads) == 1
+
+
+@each_model
 @pytest.mark.parametrize("documents", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "documents"])
 def test_a_training_step_runs_on_one_device(options: dict[str, Any], documents: bool) -> None:
     """The device `meta` has no values to read. The same operators are called there as on a CPU, but for what kernels of
@@ -75,7 +98,7 @@ def test_a_training_step_runs_on_one_device(options: dict[str, Any], documents: 
     assert [step().torn for _ in range(2)] == [[], []]
 
 
-@some_models
+@each_model
 def test_calls_of_every_kind_run_on_one_device(options: dict[str, Any]) -> None:
     """Padding on either side, rows at different slots, resets and carried states, with marks on the host; decoding."""
     model = make_model(options, torch.float32).to("meta").eval()
@@ -143,6 +166,34 @@ def test_counting_sees_reads() -> None:
         "_local_scalar_dense",
     ]
     assert calls.torn == ["mm"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu"),
+        lambda x: x.numpy(),
+        lambda x: x.tolist(),
+        lambda x: x.item(),
+        lambda x: np.asarray(x),
+        lambda x: bool(x.any()),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+    ],
+    ids=["cpu", "to", "numpy", "tolist", "item", "asarray", "bool", "mask", "nonzero"],
+)
+def test_the_device_meta_refuses_reads(read: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a layer of a model, too: a CPU does not show the first of them."""
+    mix = InfiniAttention.mix_memory
+
+    def reading(self: Any, first: torch.Tensor, *args: Any, **options: Any) -> Any:
+        read(first.detach().flatten()[:1])
+        return mix(self, first, *args, **options)
+
+    monkeypatch.setattr(InfiniAttention, "mix_memory", reading)
+    with pytest.raises((RuntimeError, TypeError, NotImplementedError)):
+        training_steps(small({"name": "infini_delta"}).to("meta"), False, "meta")()
 
 
 def test_all_models_are_counted() -> None:

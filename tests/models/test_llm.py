@@ -29,7 +29,7 @@ from infini.models.llm import LLMConfig, base_model
 from infini.nn.ops import memory as ops
 from infini.nn.ops.reference import sigma
 from infini.nn.protocols import recorded
-from infini.nn.state import select_rows, state_bytes
+from infini.nn.state import leaves, select_rows, state_bytes
 from infini.pretrained.llm import bases, inject, model_card
 from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import USUAL, PretrainedLM, build
@@ -554,6 +554,37 @@ def test_stock_layers_in_calls_with_padding_and_resets(name: str, layers: list[i
     assert_close(after.hidden_BTD[1], second.hidden_BTD[1], 1e-6, "the row that was not reset")
     kept = select_rows(after.state, torch.tensor([0]))
     assert_close(model(more[:1], kept).hidden_BTD, model(more[:1], model(more[:1]).state).hidden_BTD, 1e-6, "selected")
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize(("name", "layers"), STOCK)
+def test_masks_made_on_the_host_are_those_of_transformers(
+    name: str, layers: list[int] | None, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs, state and gradients, in rows with padding that begin at different places."""
+    if layers is None:
+        model = stock_model(name, None)
+        model.llm.config._attn_implementation = kernel
+    else:
+        model = PretrainedLM(tiny_llm(name, layers=layers, local_attention=kernel), 8)
+    if kernel == "eager":
+        # Its softmax is float32 in any case, in which the least float64 is -inf.
+        model.float()
+    ids, mask = prompt(3, 21), torch.ones(3, 21, dtype=torch.bool)
+    mask[0, 9:] = mask[1, :2] = mask[1, 12:] = False
+    found = []
+    for own in (True, False):
+        if not own:
+            monkeypatch.setattr(PretrainedLM, "_stock_masks", lambda *_: None)
+        model.zero_grad()
+        first = model(ids, mask_BT=mask)
+        second = model(ids, first.state, mask_BT=mask.flip(0))
+        (first.hidden_BTD.square().sum() + second.hidden_BTD.square().sum()).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([first.hidden_BTD, second.hidden_BTD, *gradients])
+        found[-1] += [leaf for _, leaf in leaves(second.state)]
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_sliding_layers_keep_what_they_see() -> None:

@@ -309,7 +309,8 @@ def make_model(options: dict[str, Any], dtype: torch.dtype = torch.float64, **di
     """A tiny model whose norms and gates are not at their initial values."""
     torch.manual_seed(0)
     sizes = tiny_dims(**dims)
-    layers = options.get("layers")
+    # Those of `llm` are the numbers of the layers with a memory.
+    layers = None if options["name"] == "llm" else options.get("layers")
     model: Any = build_model(options, sizes, VOCABULARY) if layers is None else mixed_decoder(layers, sizes)
     if options["name"] == "llm" and dtype == torch.float64:
         with_exact_norms(model)

@@ -33,6 +33,8 @@ from infini.pretrained.llm.modeling import CausalLMMixin, heads_of
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 MemoryKind = Literal["infini", "none", "full"]
+StockMasks = Tensor | dict[str, Tensor | None]
+"""What the attention of layers without a memory sees: one mask, or one by kind of layer."""
 
 
 class ShutGate(nn.Module):
@@ -313,10 +315,15 @@ class PretrainedLM(nn.Module):
         ragged = not seen_BC.all() if self._stock else len(set(new)) > 1
         options: dict[str, Any] = {}
         if ragged:
-            # On the host, where calls are planned. transformers copies it to the device for layers without a memory.
+            # On the host, where calls are planned.
             options["attention_mask"] = torch.from_numpy(seen_BC if self._stock else seen_BC[:, C:]).long()
+            masks = self._stock_masks(seen_BC, W, device) if self._stock else None
+            if masks is not None:
+                options["attention_mask" if self.settings is None else "stock_mask"] = masks
         if self._stock:
-            options["position_ids"] = to_device(np.array(before)[:, None] + np.arange(W), device)
+            # Also on the host, where an injected model looks for packed sequences.
+            positions = torch.from_numpy(np.array(before)[:, None] + np.arange(W))
+            options["position_ids"] = to_device(positions, device) if self.settings is None else positions
         # A cache of transformers that resumes from these states. It writes to no tensor of theirs.
         cache: Any = DynamicCache()
         if self.settings is None:
@@ -340,6 +347,33 @@ class PretrainedLM(nn.Module):
         slot = slots.pop() if len(slots) == 1 else None
         clock = Clock(torch.from_numpy(position_B), torch.from_numpy(slot_B), state.clock.weight_BN, slot)
         return out.last_hidden_state, State(clock, tuple(found))
+
+    def _stock_masks(
+        self, seen_BC: np.ndarray, W: int, device: torch.device
+    ) -> Tensor | dict[str, Tensor | None] | None:
+        """The mask [B, 1, W, C] of layers without a memory, by their kind if there are several. seen_BC: which columns
+        are real tokens; the last W are those of the call. None: transformers must make the masks.
+
+        transformers' own functions look whether a mask is needed, which they read from the device.
+        """
+        config, kinds = self.llm.config, layer_types(self.llm.config)
+        kernel = config._attn_implementation if self.settings is None else config.infini["local_attention"]
+        if kernel not in ("sdpa", "eager") or not set(kinds) <= {"full_attention", "sliding_attention"}:
+            return None
+        column = np.arange(seen_BC.shape[1])
+        query_W1 = column[-W:, None]
+        made: dict[str, Tensor | None] = dict.fromkeys(kinds)
+        for kind in {kinds[i] for i in self._stock}:
+            seen_WC = column <= query_W1
+            if kind == "sliding_attention":
+                seen_WC &= column > query_W1 - config.sliding_window
+            mask = to_device(seen_WC & seen_BC[:, None, None], device)
+            if kernel == "eager":
+                # Added to the logits. Not -inf: a row may have no column that it sees.
+                dtype = self.llm.get_input_embeddings().weight.dtype
+                mask = torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, torch.finfo(dtype).min)
+            made[kind] = mask
+        return made if len(made) > 1 else made[kinds[0]]
 
     def _resumed(self, state: LayerState) -> LayerState:
         if self.memory != "infini":

@@ -89,12 +89,15 @@ class ModelMixin(_Initialised):
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        stock_mask: Any = None,
         **options: Any,
     ) -> Any:
         """The family's forward with a plan of the segments; a cache, if any, continues.
 
         attention_mask: 2D, over all columns of the cache and the call, a row each or one for all; 0 is padding. In
         training no cache is made unless use_cache says so or one is passed.
+        stock_mask: what layers without a memory take as their attention_mask: 4D, or one by kind of layer. Default:
+        transformers makes it of the attention_mask.
         """
         x = input_ids if input_ids is not None else inputs_embeds
         if self.config._attn_implementation != NAME:
@@ -120,7 +123,7 @@ class ModelMixin(_Initialised):
             attention_mask = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=x.device)
         output = super().forward(
             input_ids=input_ids,
-            attention_mask=attention_mask,
+            attention_mask=attention_mask if stock_mask is None else stock_mask,
             position_ids=position_ids,
             # Recomputed layers must not see it: the plan has what they need.
             past_key_values=None if again else cache,
@@ -166,10 +169,10 @@ class ModelMixin(_Initialised):
             (InfiniCache(self.config) if cache is None else cache).refuse_gaps(call)
             if position_ids is None:
                 # Layers without a memory would count columns, and generate() counts tokens in a later call.
-                position_ids = to_device(_positions(lengths, columns_B, T), x.device)
+                position_ids = torch.from_numpy(_positions(lengths, columns_B, T))
         if cache is not None:
             cache.begin(call, self.embed_tokens.weight.dtype)
-        return call, cache, position_ids
+        return call, cache, None if position_ids is None else to_device(position_ids, x.device)
 
     def _cache_of(self, given: Any, use_cache: bool | None, again: bool) -> InfiniCache | None:
         if given is None:
