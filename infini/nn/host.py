@@ -2,7 +2,8 @@
 
 Reading a value of a GPU's tensor makes the host wait until everything queued there is done. What the host has to know
 (clocks, padding, resets) is therefore kept on the host, as NumPy arrays and CPU tensors, and copied to the device where
-it takes part in computations. Such copies wait for nothing.
+it takes part in computations. To a GPU it is copied from pinned memory: only such a copy never makes the host wait
+("API synchronization behavior" in NVIDIA's documentation of the CUDA runtime).
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ def to_numpy(values: Tensor | np.ndarray) -> np.ndarray:
 def to_device(values: Tensor | np.ndarray, device: torch.device) -> Tensor:
     """The values on a device. Copying there from the host waits for nothing; copying to the host is a read."""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        # The pinned copy is kept by torch's allocator until the GPU has read it.
+        return tensor.pin_memory().to(device, non_blocking=True)
     # In the other direction a copy that nobody waits for would be used before it is complete.
     return tensor if tensor.device == device else tensor.to(device, non_blocking=tensor.device.type == "cpu")
 

@@ -262,7 +262,7 @@ class LanguageModelModule(lightning.LightningModule):
         # read here: a GPU would have to finish the step before.
         exact = state_dtype(next(self.model.parameters()).dtype)
         loss = self._pending[-1][1] if self._pending else torch.tensor(self.loss_curve[-1][1], dtype=exact)
-        return weight * (loss.double() / scale).clamp(max=1.0).to(self.device)
+        return weight * (to_device(loss, self.device).double() / scale).clamp(max=1.0)
 
     def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
         """The initial state of rows of a batch: with a history in it, some rows start after that."""

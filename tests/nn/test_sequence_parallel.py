@@ -303,6 +303,7 @@ def test_one_rank_is_one_process(tmp_path: Path) -> None:
 def compare_rules() -> None:
     for options in RULES[:2]:
         compare_layer(options, "inside", slice(None))
+        measure_bytes(options)
 
 
 def test_two_ranks_are_one_process() -> None:
