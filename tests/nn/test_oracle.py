@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_reads import Calls
 from helpers import TOLERANCE, assert_close, computing_in, layer_in_calls, make_layer, oracle_layer, set_gates
 
 from infini.nn.ops import attention, memory, reference, relative
@@ -167,8 +168,8 @@ def test_a_long_window_is_read_in_parts(cuts: list[int], monkeypatch: pytest.Mon
         assert_close(got[name], right, TOLERANCE[torch.float64], name)
 
 
-@pytest.mark.parametrize(("name", "rule", "first", "dtype"), in_dtypes())
-def test_fast_path_is_the_oracle(name: str, rule: str, first: str, dtype: torch.dtype) -> None:
+def compare_with_oracle(name: str, rule: str, first: str, dtype: torch.dtype) -> None:
+    """Outputs, final state and gradients of a layer in one call."""
     layer, x, extras = case(rule, first, **CASES[name])
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     layer, x = layer.to(wide), x.to(wide).requires_grad_()
@@ -179,6 +180,11 @@ def test_fast_path_is_the_oracle(name: str, rule: str, first: str, dtype: torch.
     assert mem.m_BGKV.dtype == mem.z_BGK.dtype == wide
     for what, expected in truth(rule, first, name).items():
         assert_close(found[what], expected, TOLERANCE[dtype], what)
+
+
+@pytest.mark.parametrize(("name", "rule", "first", "dtype"), in_dtypes())
+def test_fast_path_is_the_oracle(name: str, rule: str, first: str, dtype: torch.dtype) -> None:
+    compare_with_oracle(name, rule, first, dtype)
 
 
 def test_the_change_of_topic_amplifies() -> None:
@@ -252,6 +258,46 @@ def test_delta_takes_z_to_dz_exactly(sunk: float) -> None:
     mem = mem._replace(m_BGKV=mem.z_BGK[..., None])
     _, last = memory.scan_sums(memory.TokenSums(sk, torch.zeros(1, 1, 1, 7, 1).double(), None), mem, rule="delta")
     assert_close(mem.m_BGKV - last.m_BGKV, sk[:, 0].sum(2)[..., None], 1e-12, "A z")
+
+
+@pytest.mark.parametrize("segments", [1, 2, 7, 64])
+def test_running_sums_at_once_are_those_one_after_the_other(segments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients against additions that autograd differentiates; on a CPU only a test takes this path."""
+    torch.manual_seed(0)
+    x, probe = (torch.randn(2, segments, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    state = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    read, last = [], state
+    for each in x.unbind(1):
+        read.append(last)
+        last = last + each
+    expected = torch.stack(read, 1), last
+    loss = (expected[0] * probe).sum() + (last * probe[:, 0]).sum()
+    gradients = torch.autograd.grad(loss, (x, state))
+    for at_once in (False, True):
+        monkeypatch.setattr(memory, "_at_once", lambda x, kept, at_once=at_once: at_once and kept is None)
+        got = memory._RunningSum.apply(x, state, None)
+        for mine, theirs in zip(got, expected, strict=True):
+            assert_close(mine, theirs, 1e-14, "sums")
+        loss = (got[0] * probe).sum() + (got[1] * probe[:, 0]).sum()
+        for mine, theirs in zip(torch.autograd.grad(loss, (x, state)), gradients, strict=True):
+            assert_close(mine, theirs, 1e-14, "gradients")
+
+
+@pytest.mark.parametrize("name", ["100", "weights", "resets"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_layer_with_running_sums_at_once_is_the_oracle(rule: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_at_once", lambda x, kept: kept is None)
+    compare_with_oracle(name, rule, "local", torch.float64)
+
+
+def test_running_sums_are_few_operators_on_other_devices() -> None:
+    """Forward and backward over 64 segments: the host starts each operator of a GPU."""
+    x = torch.empty(1, 64, 2, 3, device="meta", requires_grad=True)
+    state = torch.empty(1, 2, 3, device="meta", requires_grad=True)
+    with Calls() as calls:
+        read, last = memory._RunningSum.apply(x, state, None)
+        (read.sum() + last.sum()).backward()
+    assert calls.operators < 30
 
 
 @pytest.mark.parametrize("normaliser", ["previous", "current"])

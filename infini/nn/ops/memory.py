@@ -260,13 +260,18 @@ def scan_sums(
 class _RunningSum(torch.autograd.Function):
     """x [B, S, ...] and the state before it -> the state each segment reads [B, S, ...], and the state after the last.
 
-    kept_SB: 0 where the row is reset before that segment, 1 elsewhere. A loop over segments with its own gradient is
-    faster than cumsum: it needs neither flips nor zero-filled gradients of slices.
+    kept_SB: 0 where the row is reset before that segment, 1 elsewhere. On a CPU a loop over segments is fastest. On
+    other devices each operator is started by the host, so a few operators for all segments take its place where no row
+    is reset: cumsum would carry a document that is not finite over a reset.
     """
 
     @staticmethod
     def forward(ctx: Any, x_BSX: Tensor, state_BX: Tensor, kept_SB: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.kept = kept_SB
+        if _at_once(x_BSX, kept_SB):
+            sums = torch.cat([state_BX[:, None], x_BSX], 1).cumsum(1)
+            # A copy: the last state is carried on, and a view would keep those of all segments.
+            return sums[:, :-1], sums[:, -1].clone()
         read = torch.empty_like(x_BSX)
         state = state_BX
         for s in range(x_BSX.shape[1]):
@@ -276,6 +281,10 @@ class _RunningSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g_read: Tensor, g_last: Tensor) -> tuple[Tensor, Tensor, None]:
+        if _at_once(g_read, ctx.kept):
+            # From the last segment to the first: the state before a segment is in all later reads.
+            sums = torch.cat([g_last[:, None], g_read.flip(1)], 1).cumsum(1).flip(1)
+            return sums[:, 1:], sums[:, 0], None
         g_x = torch.empty_like(g_read)
         g = g_last
         for s in range(g_read.shape[1] - 1, -1, -1):
@@ -284,6 +293,11 @@ class _RunningSum(torch.autograd.Function):
             if ctx.kept is not None:
                 g = cleared(g, ctx.kept[s])
         return g_x, g, None
+
+
+def _at_once(x_BSX: Tensor, kept_SB: Tensor | None) -> bool:
+    """Whether sums over segments are computed by operators over all segments, and not one after the other."""
+    return kept_SB is None and x_BSX.device.type != "cpu"
 
 
 def rows(kept_B: Tensor, like: Tensor) -> Tensor:
