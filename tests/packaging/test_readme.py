@@ -333,16 +333,25 @@ def test_the_model_on_paper_is_what_its_assumptions_give() -> None:
     layers, d_model, heads, size, segment, parameters = 32, 4096, 8, 128, 2048, 8e9
     operations = 8 * parameters + 16 * segment / 2 * d_model * layers
     assert f"{operations / 1e9:.0f} GFLOP" in page
-    rows = re.findall(r"^\| (\d+)M \| (\d+) \| ([\d,]+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    number = r"([\d.]+)"
+    row = rf"^\| (\d+)M \| (\d+) \| ([\d,]+) \| {number} \| {number} \| (\d+) \| (\d+) \| (\d+) \|$"
+    rows = re.findall(row, page, re.MULTILINE)
     assert len(rows) == 5
+    # By hand: 16,384 tokens x 66.15 GFLOP / 400 TFLOP/s = 2.71 s; 48 GB x 63/64 / 50 GB/s = 0.945 s; 1 + ceil(5.98) = 7
+    # rounds; 96 x 7 x (10 + 1,052,672 / 50,000) us = 20.9 ms; 16,384 x 262,144 bytes + 128 GB / 64 = 6.3 GB.
+    assert "| 1M | 64 | 16,384 | 2.7 | 0.9 | 7 | 21 | 6 |" in page
     for millions, gpus, *said in rows:
         ranks = int(gpus)
         own = int(millions) * 2**20 // ranks
         rounds = 1 + math.ceil(math.log2(ranks - 1))
         exchange = 3 * layers * rounds * (10e-6 + 4 * heads * size * (2 * size + 1) / 50e9)
         seconds = own * operations / 4e14
+        gathered = 3 * 2 * parameters * (1 - 1 / ranks) / 50e9
         held = own * d_model * 2 * layers + 16 * parameters / ranks
-        assert said == [f"{own:,}", f"{seconds:.1f}", str(rounds), f"{exchange * 1e3:.0f}", f"{held / 1e9:.0f}"]
+        first = [f"{own:,}", f"{seconds:.1f}", f"{gathered:.1f}"]
+        assert said == [*first, str(rounds), f"{exchange * 1e3:.0f}", f"{held / 1e9:.0f}"]
+        if seconds < 4:
+            assert 1 / 4 < gathered / seconds < 3 / 8 and 2 * gathered > seconds / 2
         assert exchange < 0.01 * seconds
     attention = 16 * 2**20 / 2 * d_model * layers
     assert f"would add {attention / operations:.0f} times" in " ".join(page.split())
