@@ -8,7 +8,9 @@ additions differs.
 
 A layer's exchange is an exclusive scan over W ranks in 1 + ceil(log2(W - 1)) rounds of messages to one later rank each,
 float32 (float64 in float64). The size of a message does not depend on the number of tokens. Its gradient is the same
-exchange in the opposite direction.
+exchange in the opposite direction. This is an autograd function around batch_isend_irecv: torch's functional
+collectives, which torch.compile can trace, have no differentiable message to a single rank, and with an all_gather a
+rank would receive the states of all W - 1 others.
 
 Letters: B rows, T tokens of a rank, W ranks, S segments of a rank, G key-value heads, K d_key, V d_value, X any sizes.
 """

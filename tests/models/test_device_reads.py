@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,21 @@ def test_a_training_step_reads_nothing(options: dict[str, Any], documents: bool)
     """Three layers, four segments; forward, loss, backward and optimizer, from no state and from a carried one."""
     step = training_steps(small(options), documents)
     assert [step().reads for _ in range(2)] == [[], []]
+
+
+@pytest.mark.gpu
+@each_model
+@pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+def test_a_training_step_on_a_gpu_waits_for_nothing(options: dict[str, Any], documents: bool) -> None:
+    """CUDA's own watch for calls that make the host wait."""
+    step = training_steps(small(options).to("cuda"), documents, "cuda")
+    # The first one allocates the memory, and the libraries prepare themselves.
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @each_model
@@ -194,6 +210,41 @@ def test_the_device_meta_refuses_reads(read: Callable[[torch.Tensor], Any], monk
     monkeypatch.setattr(InfiniAttention, "mix_memory", reading)
     with pytest.raises((RuntimeError, TypeError, NotImplementedError)):
         training_steps(small({"name": "infini_delta"}).to("meta"), False, "meta")()
+
+
+ROWS = {
+    "local": "local-rotary",
+    "full": "full-rotary",
+    "infini_linear": "infini_linear-local-rotary",
+    "infini_delta": "infini_delta-local-rotary",
+    "infini_xl": "infini_xl-local",
+    "transformer_xl": "transformer_xl-dai2019",
+    "compressive": "compressive-mean",
+    "memorizing": "memorizing",
+    "rmt": "rmt-rotary",
+    "autocompressor": "autocompressor-rotary",
+    "llm": "llm-infini-delta-segment",
+    "llm, `layers=[0]`": "llm-infini-delta-segment-partial",
+    "llm, `memory=full`": "llm-full-delta-segment",
+}
+"""Rows of the table of counts in docs/how-to/many_devices.md, and the models that they count."""
+
+
+def test_the_page_has_the_counts() -> None:
+    """Of all models; the numbers themselves change with torch and transformers, so one of them is counted again."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "many_devices.md").read_text(encoding="utf-8")
+    table = page.partition("| model | training step |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [row[0].replace("`", "") for row in rows] == [name.replace("`", "") for name in ROWS]
+    assert {row[0].strip("`").partition(",")[0].strip("`") for row in rows} == set(registered("language_model"))
+    for row in rows:
+        assert row[1].startswith("0 (") and row[3].startswith("1 ("), row
+    ids = {counted_id(options) for options in MODELS} | {"llm-" + name for name in ROWS.values()}
+    assert set(ROWS.values()) <= ids
+    step = training_steps(small(_FIRST["local"]), True)
+    step()
+    said = int(rows[0][1].partition("(")[2].rstrip(")").replace(",", ""))
+    assert abs(step().operators - said) < 0.1 * said
 
 
 def test_all_models_are_counted() -> None:
