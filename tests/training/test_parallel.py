@@ -381,6 +381,19 @@ def test_a_checkpoint_moves_between_numbers_of_processes(
     assert_equal_runs(straight, tmp_path)
 
 
+def test_a_training_moves_to_two_processes_and_back(straight: Path, corpus: Path, tmp_path: Path) -> None:
+    """One process, then two that share each sequence and the weights, then one again. The slow tests resume every setup
+    by every other."""
+    shared = (*SHARDED, "parallel.sequence=2")
+    for step, setup in ((6, ()), (13, shared)):
+        patch = stop_at(step, interrupt)
+        assert cli.main(command(corpus, tmp_path, *setup)) == cli.INTERRUPTED
+        patch.undo()
+    assert cli.main(command(corpus, tmp_path)) == 0
+    assert run_of(tmp_path).cost["resumed"]
+    assert_equal_runs(straight, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor"])
 @pytest.mark.parametrize("setup", [TWO, SHARDED, (*TWO, "parallel.accumulate=2")], ids=["ddp", "fsdp2", "accumulate"])

@@ -477,6 +477,26 @@ def test_weights_that_are_not_finite_are_no_point_to_go_on_from(
         train(corpus, tmp_path, "recipe.steps=6", "recipe.save_every=2")
 
 
+def test_one_batch_is_made_ahead(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes a step while the host makes the next batch, as docs/how-to/many_devices.md says."""
+    made: list[Any] = []
+    made_before_step: list[int] = []
+    make, step = DocumentStream.__next__, LanguageModelModule.training_step
+
+    def counted(self: DocumentStream) -> Any:
+        made.append(None)
+        return make(self)
+
+    def noted(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        made_before_step.append(len(made))
+        return step(self, batch, index)
+
+    monkeypatch.setattr(DocumentStream, "__next__", counted)
+    monkeypatch.setattr(LanguageModelModule, "training_step", noted)
+    train(corpus, tmp_path, "recipe.steps=3")
+    assert made_before_step == [2, 3, 4]
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_what_moves_to_a_gpu_is_pinned_and_nothing_else(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only from pinned memory does Lightning copy without waiting. What calls are planned by stays where it is."""
