@@ -34,7 +34,7 @@ RUN_ELSEWHERE = {"bad_input.md": "tests/cli/test_bad_input.py", "extending.md": 
 def words_of_infini(line: str) -> str | None:
     """The words for infini of a line of a shell, which may start infini by torchrun or by sbatch --wrap."""
     by_sbatch = re.fullmatch(r"sbatch .*?--wrap (['\"])infini (.*)\1", line)
-    started = re.fullmatch(r"(?:torchrun .*? -m )?infini (.*)", line)
+    started = re.fullmatch(r"(?:(?:srun )?torchrun .*? -m )?infini (.*)", line)
     return by_sbatch[2] if by_sbatch else started and started[1]
 
 
