@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from infini.commands import DEMO_DIGITS
+from infini.commands.demo import DEMO_DIGITS
 from infini.config.lengths import parse_length
 from infini.config.schema import Config
 from infini.demo import FOLDER

@@ -1,8 +1,7 @@
-"""The verb of docs/how-to/extending.md works as printed, once its entry and module are there."""
+"""The verb of docs/how-to/extending.md works as printed, once its module is there."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -19,19 +18,17 @@ from infini.records import write_record
 
 @pytest.fixture
 def with_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The page's module lies in one more folder of the package, and nothing else is told of it."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "extending.md").read_text(encoding="utf-8")
-    (entry,) = re.findall(r"```python\n(Verb\(.*?)```", page, re.DOTALL)
-    (source,) = re.findall(r"`infini/runs/list_runs\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "list_runs.py").write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("infini.runs.list_runs", tmp_path / "list_runs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, "infini.runs.list_runs", module)
-    monkeypatch.setattr(commands, "_VERBS", (*commands._VERBS, eval(entry, vars(commands))))
+    (source,) = re.findall(r"`infini/commands/runs\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    (folder / "runs.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(folder)])
     commands.verbs.cache_clear()
     yield
     commands.verbs.cache_clear()
+    sys.modules.pop("infini.commands.runs", None)
 
 
 @pytest.mark.usefixtures("with_verb")

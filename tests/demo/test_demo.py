@@ -15,7 +15,8 @@ import torch
 
 from infini import records
 from infini.cli import main as cli
-from infini.commands import DEMO_DIGITS, DEMO_SHORTEST, verbs
+from infini.commands import verbs
+from infini.commands.demo import DEMO_DIGITS, DEMO_SHORTEST
 from infini.demo import FOLDER
 from infini.tasks.passkey.answers import answer_questions, make_questions
 from infini.tasks.passkey.prompt import LONGEST_TRAINING, PasskeyTemplate, word_tokenizer

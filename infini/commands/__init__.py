@@ -1,8 +1,12 @@
-"""The verbs of the command line: what each reads, and how its words are taken apart. `infini.runs` does the work."""
+"""The verbs of the command line: what each reads, and how its words are taken apart. `infini.runs` does the work.
+
+A verb is an entry of `_VERBS`, or `VERB` in a module of this package.
+"""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from infini.config.lengths import NAMED_DEPTHS, format_length, parse_length
 from infini.config.schema import (
     OF_REPORTS,
     PLACES,
@@ -50,12 +53,6 @@ INJECT_SHORT = {
     },
 }
 """Keys that `infini inject` takes without their group, too."""
-DEMO_DIGITS = 5
-"""Digits of the numbers that the model was trained on."""
-DEMO_SHORTEST = 221
-"""Tokens of the shortest text that has room for every number and place; the template's own, without its tokenizer."""
-DEMO_LONGEST = 2**30
-"""The longest text in tokens, which takes hours to read."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ class Verb:
         return (key in patterns or f"{key.partition('.')[0]}.*" in patterns) and key not in never
 
 
-def _read_texts(words: Sequence[str]) -> Arguments:
+def read_texts(words: Sequence[str]) -> Arguments:
     """Texts and file names, as a prompt or base and out, are taken as they are typed, without Hydra's grammar."""
     texts: dict[str, str | None] = {}
     others = []
@@ -167,7 +164,7 @@ def _read_texts(words: Sequence[str]) -> Arguments:
 
 def _read_summarize(words: Sequence[str]) -> Arguments:
     """Books are words that are no settings; `output` is taken as it is typed."""
-    taken = _read_texts([word for word in words if not _is_book(word)])
+    taken = read_texts([word for word in words if not _is_book(word)])
     taken.extra["paths"] = [word for word in words if _is_book(word)]
     return taken
 
@@ -236,39 +233,7 @@ def _read_inject(words: Sequence[str]) -> Arguments:
     """base and out are taken as they are typed; options may be written without their group."""
     keys = [word.partition("=")[0] for word in words]
     whole = [INJECT_SHORT.get(key, key) + word.removeprefix(key) for word, key in zip(words, keys, strict=True)]
-    return _read_texts(whole)
-
-
-def _read_demo(words: Sequence[str]) -> Arguments:
-    """Number and place are taken as they are typed: 01234 begins with a zero."""
-    taken = _read_texts(words)
-    given = root_defaults() | taken.extra["texts"]
-    key, place = given["key"], given["place"]
-    fits = key is None or re.fullmatch(f"[0-9]{{{DEMO_DIGITS}}}", key) is not None
-    require(fits, "key", key, f"must have {DEMO_DIGITS} digits, for example 12345; null: a random one")
-    return Arguments(taken.overrides, {"key": key, "depth": _depth(place)})
-
-
-def _depth(place: str | None) -> float:
-    """The part of the text before the number, 0 to 1."""
-    if place in NAMED_DEPTHS:
-        return NAMED_DEPTHS[place]
-    # Plain decimals alone: float() also reads nan, 1_0 and digits of other scripts.
-    if place is None or not re.fullmatch(r"[01]|[01]?\.[0-9]{1,9}", place) or float(place) > 1:
-        raise InputError(f"place={place!r}: must be start, middle, end, or a number from 0 to 1, for example 0.1")
-    return float(place)
-
-
-def _check_demo(cfg: Any, overrides: Sequence[str]) -> None:
-    """One text is read, of a length that is possible."""
-    require(
-        len(cfg.length) == 1, "length", cfg.length, "must be one length, for example 4M: infini demo reads one text"
-    )
-    tokens, longest = parse_length(cfg.length[0]), format_length(DEMO_LONGEST)
-    require(
-        tokens >= DEMO_SHORTEST, "length", cfg.length[0], f"must be at least {DEMO_SHORTEST} tokens, for example 1K"
-    )
-    require(tokens <= DEMO_LONGEST, "length", cfg.length[0], f"infini demo reads at most {longest} tokens")
+    return read_texts(whole)
 
 
 _VERBS = (
@@ -311,7 +276,7 @@ _VERBS = (
         keys=("prompt", "checkpoint", "save_state", "load_state", "seed", "results_dir"),
         also=(*COMPARED, "cache_dir"),
         never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
-        read=_read_texts,
+        read=read_texts,
         needs_reader=True,
     ),
     Verb(
@@ -407,23 +372,11 @@ _VERBS = (
         # Its own defaults.
         fixed=("model=llm", f"dims.segment_length={SEGMENT}", "model.dtype=null"),
     ),
-    Verb(
-        "demo",
-        "find a number hidden in a million tokens, with a model that is part of the package",
-        "infini demo",
-        "infini.runs.demo",
-        keys=("key", "length", "place"),
-        also=("parallel.accelerator", "parallel.precision"),
-        read=_read_demo,
-        # Its own default.
-        fixed=("length=1M",),
-        needs_reader=True,
-        check=_check_demo,
-    ),
 )
 
 
 @cache
 def verbs() -> dict[str, Verb]:
     """Name -> verb, in the order of the help."""
-    return {verb.name: verb for verb in _VERBS}
+    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    return {verb.name: verb for verb in (*_VERBS, *(module.VERB for module in modules))}
