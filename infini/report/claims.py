@@ -1,4 +1,5 @@
-"""Measures the paper's claims on published runs. `conf/report/claims.yaml` lists them, `verdicts.judge` judges them.
+"""Measures the paper's claims on published runs. `conf/report/claims.yaml` and `own_claims` of the other reports list
+them, `verdicts.judge` judges them.
 
 A claim about the passkey task is measured on rows whose training inputs are at most as long as the paper's. A row with
 length extension is judged only where the claim says so.
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from infini.config.lengths import format_length, parse_depths, parse_lengths
+from infini.config.schema import groups, settings_in
 from infini.config.typed import build
 from infini.errors import InputError, did_you_mean, one_of, require
 from infini.report.book_scores import difference_of_scores, slope_weights, tokens_read
@@ -53,7 +55,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class ClaimsReport(ReportKind):
-    """The report of the claims, as `conf/report/claims.yaml` declares it."""
+    """The report of the claims, as `conf/report/claims.yaml` and `own_claims` of the other reports declare it."""
 
     sign = "claims"
     shows_own_runs = False
@@ -70,6 +72,16 @@ class ClaimsReport(ReportKind):
     def about(self, report: str) -> ClaimsReport:
         """The claims about a report alone. Their verdicts are the same: a family has the claims of one report."""
         return replace(self, claims=tuple(claim for claim in self.claims if claim.report == report))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ClaimsReport:
+        """The claims that it lists, then those that the YAMLs of other reports declare."""
+        own = [
+            {"report": name, **claim}
+            for name in groups()["report"]
+            for claim in settings_in("report", name).get("own_claims", ())
+        ]
+        return build(cls, {**config, "claims": [*config["claims"], *own]}, "report")
 
     def __post_init__(self) -> None:
         if twice := [name for name, count in Counter(claim.name for claim in self.claims).items() if count > 1]:

@@ -96,6 +96,8 @@ class ReportKind:
     """The task of its runs, or of `infini reproduce` if none is named on the command line."""
     note: str = ""
     """Printed below its tables, one note per line."""
+    own_claims: tuple[Mapping[str, Any], ...] = ()
+    """Claims about this report, which report=claims judges too; see infini.report.verdicts.Claim."""
 
     @property
     def parts(self) -> Sequence[Any]:

@@ -25,7 +25,7 @@ PValues = tuple[float, float]
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper and its test, as `conf/report/claims.yaml` declares it."""
+    """A claim of the paper and its test, as `conf/report/claims.yaml` or `own_claims` of its report declares it."""
 
     name: str
     says: str
@@ -34,7 +34,7 @@ class Claim:
     measure: str
     """A key of infini.report.claims.MEASURES."""
     report: str = ""
-    """The report whose published runs are judged; empty for arithmetic."""
+    """The report whose published runs are judged; empty for arithmetic. In `own_claims` its default is the report."""
     task: str = ""
     rows: tuple[str, ...] = ()
     """Rows of the report: first the row of the claim, then the rows it is compared with."""

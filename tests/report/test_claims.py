@@ -656,6 +656,16 @@ def test_tests_are_described_by_the_titles_of_rows() -> None:
     assert not [text for text in shown.values() if "_" in text]
 
 
+def test_a_report_declares_its_own_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"name": "own", "says": "x", "place": "not in the paper", "measure": "loss", "task": "pg19"}
+    files = {"table2_lm": {"own_claims": [own | {"rows": ["infini_linear", "local"]}]}}
+    monkeypatch.setattr("infini.report.claims.settings_in", lambda group, name: files.get(name, {}))
+    config = compose(["report=claims"]).report
+    *listed, added = load_report(config).claims  # type: ignore[attr-defined]
+    assert [claim.name for claim in listed] == [claim["name"] for claim in config["claims"]]
+    assert (added.name, added.report) == ("own", "table2_lm")
+
+
 def test_no_two_claims_have_one_name() -> None:
     config = compose(["report=claims"]).report
     with pytest.raises(InputError, match="two claims are called 'memory_ratio'"):

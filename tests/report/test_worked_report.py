@@ -29,16 +29,12 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project, without published records, with the page's report and claim."""
+    """A copy of the project, without published records, with the page's report."""
     project_root = Path(__file__).resolve().parents[2]
     copy = installed_copy(project_root, tmp_path_factory.mktemp("extended"))
     page = (project_root / "docs" / "how-to" / "extending.md").read_text(encoding="utf-8")
     (report,) = re.findall(r"`conf/report/first_segment\.yaml`:\n\n```yaml\n(.*?)```", page, re.DOTALL)
-    (claim,) = re.findall(r"```yaml\n(  - name: .*?)```", page, re.DOTALL)
-    folder = copy / "infini" / "conf" / "report"
-    (folder / "first_segment.yaml").write_text(report, encoding="utf-8")
-    claims = (folder / "claims.yaml").read_text(encoding="utf-8")
-    (folder / "claims.yaml").write_text(claims.replace("\nclaims:\n", f"\nclaims:\n{claim}", 1), encoding="utf-8")
+    (copy / "infini" / "conf" / "report" / "first_segment.yaml").write_text(report, encoding="utf-8")
     return copy
 
 
