@@ -17,7 +17,7 @@ from infini.config.lengths import (
     parse_length,
     parse_lengths,
 )
-from infini.config.schema import groups
+from infini.config.schema import groups, task_schema
 from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
@@ -57,8 +57,6 @@ DETAIL_COLUMNS = (
     *("Source", "Tokenizer", "Examples a cell", "Seeds", "Worst cell", "Exact match", "Training tokens", "Longest"),
     "Half-dilution",
 )
-PRETRAINING = ("pg19", "continual")
-"""Tasks of the trainings that a row's training may start from."""
 LOCAL_MARK = "*"
 FEWER_MARK = "\N{DEGREE SIGN}"
 STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
@@ -74,11 +72,10 @@ class PasskeyRow:
     recipe: str = ""
     """Name of the training recipe, `{scale}` standing for the scale; empty for a model not trained on prompts."""
     start: str = ""
-    """What its training starts from: nothing, the model of the PG19 task (pg19) or of continual pre-training
-    (continual), or the model of the row of this name. A row with neither start nor recipe is a pretrained model as it
-    is."""
+    """What its training starts from: nothing, the model of a task of running text (pg19), or the model of the row of
+    this name. A row with neither start nor recipe is a pretrained model as it is."""
     start_overrides: list[str] = field(default_factory=list)
-    """Settings of the training that it starts from (start: continual), beside the row's own of model and sizes."""
+    """Settings of the training on the task that it starts from."""
     knockout: str = "none"
     overrides: list[str] = field(default_factory=list)
     """Further settings of the training, for example dims.segment_length=512 or task.digits=8. Options of the model that
@@ -107,6 +104,13 @@ class PasskeyRow:
         values = self.printed().get(length, {})
         texts = [f"{values[depth]:g}" if depth in values else DASH for depth in depths]
         return "/".join(texts) if set(texts) != {DASH} else None
+
+
+@cache
+def pretraining_tasks() -> tuple[str, ...]:
+    """Tasks of the trainings that a row's training may start from: those of running text."""
+    schemas = {name: task_schema(name) for name in groups()["task"]}
+    return tuple(name for name, schema in schemas.items() if schema.is_trained_on and schema.has_documents)
 
 
 @cache
@@ -158,11 +162,11 @@ class PasskeyReport(RowMatchingReport):
             row.printed(f"report.rows.{name}.paper")
             # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]
-            while row.start not in ("", *PRETRAINING):
+            while row.start not in ("", *pretraining_tasks()):
                 if row.start not in self.rows or row.start in seen:
                     raise InputError(
-                        f"report.rows.{seen[-1]}.start={row.start!r}: {', '.join(PRETRAINING)}, or another row that "
-                        f"does not start from it{did_you_mean(row.start, self.rows)}"
+                        f"report.rows.{seen[-1]}.start={row.start!r}: {', '.join(pretraining_tasks())}, or another row "
+                        f"that does not start from it{did_you_mean(row.start, self.rows)}"
                     )
                 seen.append(row.start)
                 row = self.rows[row.start]
@@ -213,7 +217,7 @@ class PasskeyReport(RowMatchingReport):
         start = row.start if row.recipe else ""
         if start not in self._starts_of(training, scale, known):
             found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
-        of_task = training.get("task", {}).get("name") not in PRETRAINING
+        of_task = training.get("task", {}).get("name") not in pretraining_tasks()
         declared = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
         return found + differences(training, declared | declared_options(row, training))
 

@@ -23,13 +23,14 @@ from infini.training.checkpoint import read_description
 def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config], others: int = 0) -> str | None:
     """One line on the work that is left; None if there is none, or no published run is comparable.
 
-    trainings, evaluations: configurations of passkey runs without a record yet. others: rows that are not among them,
-    because they start from another model or ask other questions.
+    trainings, evaluations: configurations of runs of one task without a record yet. others: rows that are not among
+    them, because they start from another model or ask other questions.
     """
-    published = [run for run in records.load_records(records.published_dir()) if run.task == "passkey"]
+    tasks = {cfg.task.name for cfg in (*trainings, *evaluations)}
+    published = [run for run in records.load_records(records.published_dir()) if run.task in tasks]
     demo = read_description(FOLDER)["run_id"]
     reference = next((run for run in published if run.verb == "eval" and run.parent == demo), None)
-    if reference is None or not (trainings or evaluations):
+    if reference is None:
         return None
     known = [run for run in published if run.environment["hardware"] == reference.environment["hardware"]]
     seconds = [training_seconds(cfg, known) for cfg in trainings]

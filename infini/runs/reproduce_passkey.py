@@ -9,10 +9,10 @@ from typing import Any
 
 from infini.config.compose import compose, config_hash
 from infini.config.lengths import parse_depths, parse_lengths
-from infini.config.schema import Config, key_of
+from infini.config.schema import Config, key_of, settings_in
 from infini.errors import InputError
 from infini.records import RunRecord, value_at
-from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow, declared_options
+from infini.report.passkey import PasskeyReport, PasskeyRow, declared_options, pretraining_tasks
 from infini.report.selection import rows_of_models
 from infini.runs.common import check_data, find_training
 from infini.runs.estimate import describe_time
@@ -32,6 +32,11 @@ class _Job:
     """Settings of the command line other than model, recipe and seed."""
     seed: int
 
+    @property
+    def has_base(self) -> bool:
+        """Whether its model is a pretrained one, with sizes and positions of its own."""
+        return "base" in settings_in("model", self.row.model)
+
     def pretraining(self) -> list[str]:
         """Overrides of the pretraining that the row starts from."""
         # Recipe, optimizer and task of the prompts do not apply to the model that the row starts from.
@@ -40,7 +45,7 @@ class _Job:
         # It has the same positions as the row.
         positions = next((text for text in self.asked if text.startswith("task.positions=")), "task.positions=rotary")
         own = [text for text in self.row.overrides if text.startswith(("model.", "dims.", "parallel."))]
-        own = [*own, *self.row.start_overrides] if self.row.start == "continual" else [positions]
+        own = [*(own if self.has_base else [positions]), *self.row.start_overrides]
         return [*kept, f"task={self.row.start}", f"model={self.row.model}", *own, f"seed={self.seed}"]
 
     def overrides(self, init_from: str | None) -> list[str]:
@@ -50,9 +55,9 @@ class _Job:
         if self.row.recipe:
             base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
         base += self.row.overrides
-        if self.row.start == "pg19":
+        if self.row.start in pretraining_tasks() and not self.has_base:
             sized = any(text.startswith("dims=") for text in self.asked)
-            base += [] if sized else [f"dims=pg19_{self.scale}"]
+            base += [] if sized else [f"dims={self.row.start}_{self.scale}"]
         base += [f"length=[{','.join(map(str, self.row.lengths))}]"] if self.row.lengths else []
         base += [f"init_from={init_from}"] if init_from else []
         return base
@@ -85,7 +90,7 @@ def reproduce(
     )
     for job in jobs:
         _refuse_other_options(report, job, compose(job.overrides(None)))
-        if job.row.start in PRETRAINING:
+        if job.row.start in pretraining_tasks():
             check_data(compose(job.pretraining()))
     if not worker.planning and (said := _time_left(jobs)) is not None:
         worker.console.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -137,7 +142,7 @@ def _on_record(report: PasskeyReport, job: _Job, with_model: bool) -> RunRecord 
     """The newest training of a row's model on record. with_model: only if the model still exists; those of the
     trainings before it are not needed."""
     start: RunRecord | None = None
-    if job.row.start in PRETRAINING:
+    if job.row.start in pretraining_tasks():
         start = find_training(compose(job.pretraining()), with_model and not job.row.recipe)
     elif job.row.start:
         start = _on_record(report, replace(job, row=report.rows[job.row.start]), with_model and not job.row.recipe)
@@ -153,7 +158,7 @@ def _model(report: PasskeyReport, job: _Job, worker: Worker) -> RunRecord | None
         worker.say(f"trained before: {known.run_id}")
         return known
     start: RunRecord | None = None
-    if job.row.start in PRETRAINING:
+    if job.row.start in pretraining_tasks():
         start = trained(compose(job.pretraining()), job.pretraining(), worker)
     elif job.row.start:
         start = _model(report, replace(job, row=report.rows[job.row.start]), worker)

@@ -38,6 +38,11 @@ rows:
     title: Linear, copied
     model: infini_linear
     recipe: lookup_{scale}
+  started:
+    title: Linear, started from letters
+    model: infini_linear
+    recipe: lookup_{scale}
+    start: letters
 """
 COMMANDS = """
 import contextlib, io, json, sys
@@ -153,7 +158,11 @@ def test_a_copy_of_the_passkey_task_has_a_table(project: Path, tmp_path: Path) -
     tiny = [text for text in TINY if text.startswith(("dims.", "recipe.", "parallel.", "scale."))]
     tiny += ["recipe.curriculum=null", "recipe.short_sequences=null", "recipe.segments_per_sequence=12"]
     tiny += ["recipe.long_history=null", "logger=none"]
-    once, again, shown = run(project, *[["reproduce", *table, *tiny, "task.examples=1"]] * 2, ["table", *table])
+    linear = ["reproduce", *table, *tiny, "report.run=[linear]", "task.examples=1"]
+    once, again, shown = run(project, linear, linear, ["table", *table])
     assert all("Linear, copied" in printed for printed in (once, again, shown))
     (trained,), (evaluated,) = (records(tmp_path / "results", verb) for verb in ("train", "eval"))
     assert trained["task"] == evaluated["task"] == "lookup" and evaluated["parent"] == trained["run_id"]
+    # A row may start from any task of running text, one that no module names included.
+    (plan,) = run(project, ["reproduce", *table, "report.run=[started]", "plan=true"])
+    assert "train letters," in plan and "train lookup," in plan
