@@ -1,5 +1,5 @@
 # `make test` and `make reproduce` need only Python >= 3.11. Each makes the environment once, then does its work.
-# Another Python: `make test PYTHON=python3.13 VENV=.venv-3.13`.
+# Another Python: `make test PYTHON=python3.12 VENV=.venv-3.12`.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 LOWEST := .venv-lowest
+NEWEST := python3.13
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 # Some containers set it. Without bytecode every process of a test or a sweep compiles torch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env test test-slow test-lowest reproduce results docs gpu lint types layout clean
+.PHONY: help env test test-slow test-lowest test-newest reproduce results docs gpu lint types layout clean
 
 help:
 	@echo "make env          make the environment .venv"
@@ -22,6 +23,7 @@ help:
 	@echo "make gpu          test, measure the paper's sizes, and make the tables at GPU scale (one GPU)"
 	@echo "make test-slow    run the slow tests"
 	@echo "make test-lowest  run the tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-newest  run the tests with the newest Python that is supported, $(NEWEST)"
 	@echo "make results      make the published tables, claims and figures from the published records"
 	@echo "make docs         build the site of README, docs and results in build/site, and check its links"
 	@echo "make lint         check style and imports"
@@ -62,13 +64,16 @@ test: $(DEV)
 test-slow: $(DEV) $(DOCS)
 	$(BIN)/python -m pytest -m slow -rP $(PARALLEL)
 
-# The lowest version of every package in pyproject.toml, in an environment of its own; `uv` resolves them. On Linux the
-# oldest torch comes with its GPU libraries, about 3 GB.
+# The lowest version of every package of the command, the tests and the extras of pretrained models and benchmarks, in an environment of its own; `uv` resolves them. On Linux the oldest torch comes with its GPU libraries, about 3 GB.
 test-lowest: pyproject.toml
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev]'
+	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+		-e '.[dev,pretrained,llm,harness]'
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) --dist=loadfile
+
+test-newest:
+	$(MAKE) test PYTHON=$(NEWEST) VENV=.venv-newest
 
 reproduce: $(STAMP)
 	$(BIN)/infini reproduce report=table3_passkey scale=laptop
