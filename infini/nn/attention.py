@@ -133,7 +133,7 @@ class LocalAttention(nn.Module):
             raise ValueError(f"qkv_bias={qkv_bias}, qk_norm={qk_norm}: {type(self).__name__} has neither")
         self.d_model, self.n_heads, self.n_kv_heads = d_model, n_heads, n_kv_heads
         self.d_key, self.d_value, self.segment_length = d_key, d_value, segment_length
-        self.rope_base = rope_base
+        self.rope_base, self.attention_scale = rope_base, attention_scale
         self.positions: str = positions
         self.scale = 1 / math.sqrt(d_key if attention_scale == "d_key" else d_model)
         self.q_proj = nn.Linear(d_model, n_heads * d_key, bias=qkv_bias)
@@ -146,8 +146,14 @@ class LocalAttention(nn.Module):
             self.bucket_bias = nn.Parameter(torch.zeros(T5_BUCKETS * n_heads))
 
     def extra_repr(self) -> str:
-        sizes = ("d_model", "n_heads", "n_kv_heads", "d_key", "d_value", "segment_length")
-        return ", ".join([*(f"{name}={getattr(self, name)}" for name in sizes), f"positions={self.positions!r}"])
+        names = ("d_model", "n_heads", "n_kv_heads", "d_key", "d_value", "segment_length", "positions")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + self._shown_unless_default(
+            rope_base=10000.0, attention_scale="d_key"
+        )
+
+    def _shown_unless_default(self, **defaults: Any) -> str:
+        values = {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+        return "".join(f", {name}={value!r}" for name, value in values.items())
 
     def memory_floats(self) -> int:
         """Numbers per row in this layer's memory leaves."""
@@ -433,8 +439,7 @@ class InfiniAttention(LocalAttention):
 
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, update_rule={self.update_rule!r}, first_segment={self.first_segment!r}"
-        text += "" if self.memory_decay is None else f", memory_decay={self.memory_decay}"
-        return text + ("" if self.input_gate is None else f", input_gate={self.input_gate!r}")
+        return text + self._shown_unless_default(delta_normaliser="previous", memory_decay=None, input_gate=None)
 
     def memory_floats(self) -> int:
         """d_key (d_value + 1) per key-value head (Table 1), for any number of segments."""

@@ -96,6 +96,11 @@ def test_repr_shows_sizes_and_options() -> None:
     assert "update_rule" not in repr(LocalAttention(12, 4, 6, 8))
     added = InfiniAttention(12, 4, 6, 8, memory_decay=9, input_gate="sigmoid")
     assert repr(added).splitlines()[1].endswith(", memory_decay=9, input_gate='sigmoid'")
+    other = InfiniAttention(
+        12, 4, 6, 8, "delta", delta_normaliser="current", rope_base=5e5, attention_scale="d_model"
+    ).extra_repr()
+    assert "positions='rotary', rope_base=500000.0, attention_scale='d_model', update_rule" in other
+    assert other.endswith(", delta_normaliser='current'")
 
 
 def test_half_lives_are_spread_from_one_segment_to_the_longest() -> None:
