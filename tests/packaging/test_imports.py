@@ -1,6 +1,7 @@
 """What importing brings along. Which module may import which is checked by `make lint`: [tool.importlinter]."""
 
 import json
+import os
 import pkgutil
 import re
 import subprocess
@@ -59,6 +60,15 @@ sys.meta_path.insert(0, Blocker())
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if is_blocked(name) else find_spec(name, package)
 """
+
+
+def test_a_checkout_that_is_not_installed_says_so(project_root: Path) -> None:
+    # Without site, no installation is found.
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    call = [sys.executable, "-S", str(project_root / "cli.py"), "--help"]
+    done = subprocess.run(call, env=clean, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "infini: error: this checkout is not installed; run `make env`\n"
 
 
 def test_the_layer_needs_torch_only(tmp_path: Path) -> None:
