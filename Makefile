@@ -64,7 +64,8 @@ test: $(DEV)
 test-slow: $(DEV) $(DOCS)
 	$(BIN)/python -m pytest -m slow -rP $(PARALLEL)
 
-# The lowest version of every package of the command, the tests and the extras of pretrained models and benchmarks, in an environment of its own; `uv` resolves them. On Linux the oldest torch comes with its GPU libraries, about 3 GB.
+# The lowest version of every package of the command, the tests, pretrained models and benchmarks, in an environment of
+# its own; `uv` resolves them. On Linux the oldest torch comes with its GPU libraries, about 3 GB.
 test-lowest: pyproject.toml
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv

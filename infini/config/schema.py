@@ -123,7 +123,11 @@ class TaskConfig:
 
 @cache
 def task_schema(name: str) -> type[TaskConfig]:
-    """The dataclass of a task's keys: `Config` of `infini.tasks.<name>.config`, or TaskConfig where there is none."""
+    """The dataclass of a task's keys: `Config` of `infini.tasks.<name>.config`, or TaskConfig where there is none.
+
+    A task belongs to a higher layer. It is imported by its name, because nothing lists tasks, and its configuration
+    imports nothing above infini.config.
+    """
     module = f"infini.tasks.{name}.config"
     try:
         found = importlib.util.find_spec(module)
