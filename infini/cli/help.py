@@ -1,6 +1,7 @@
 """`infini <verb> --help`: the verb's groups and keys with their defaults and meanings.
 
-Meanings come from the fields of the configuration, and for the options of a model from the comments in its YAML.
+Meanings come from the fields of the configuration. Those of a model's options come from the comments in its YAML: its
+module imports torch, which takes seconds, and help must not wait for it.
 """
 
 from __future__ import annotations
