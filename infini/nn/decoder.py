@@ -223,6 +223,11 @@ class Decoder(nn.Module):
         """Numbers per row in memory leaves, for any number of segments; 0 without a memory."""
         return sum(layer.memory_floats() for layer in self.attentions())
 
+    def window_floats(self, n_segments: int) -> int:
+        """Numbers per row in the keys and values of the window's segments before the last, however many are read."""
+        each = sum(layer.n_kv_heads * (layer.d_key + layer.d_value) for layer in self.attentions())
+        return each * (self.segment_length - self.segment_length // self._window_segments)
+
     @property
     def xl_cache(self) -> int:
         """Tokens before the segment that every layer keeps; see infini.nn.protocols.OptionalMembers."""

@@ -130,10 +130,21 @@ class OptionalMembers:
     called_layers: Sequence[Any] = ()
     """Layers whose weights are used by calls of the layer alone: parallel=fsdp2 gathers them one layer at a time."""
 
+    def window_floats(self, n_segments: int) -> int | None:
+        """Numbers per row in the keys and values of earlier segments, which the last of n_segments sees beside the
+        memory leaves (state_floats); None: not known."""
+        return 0
+
     def gates(self) -> list[list[float]] | None:
         """sigmoid(beta), the weight of the memory, by layer and head, for the layers with gates; None without any.
         Records keep them, and a model that has them is also evaluated with its memory knocked out."""
         return None
+
+
+def carried_floats(model: Any, n_segments: int) -> int | None:
+    """Numbers per row that a model carries into the last of n_segments; None: not known."""
+    window = optional(model, "window_floats")(n_segments)
+    return None if window is None else model.state_floats(n_segments) + window
 
 
 _DEFAULTS = OptionalMembers()

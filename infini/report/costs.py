@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infini.records import RunRecord
+from infini.records import RunRecord, carried_floats
 from infini.report.budgets import in_millions
 from infini.report.canvas import LABELS_END, SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
 from infini.report.intervals import LEVEL, p_value
 from infini.report.palette import drawn_as, look_of, looks
 from infini.report.selection import Selection
 from infini.report.stats import Effect
-from infini.report.text_measures import carried_floats
 from infini.report.text_report import Report, tested_effects
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from infini.config.lengths import format_length
 from infini.config.schema import groups, settings_in
 from infini.config.typed import build
 from infini.errors import InputError, did_you_mean, one_of, require
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord, carried_floats, value_at, xl_cache
 from infini.report.budgets import draw_gains, growth_table
 from infini.report.declared import find_mismatches, report_mismatches
 from infini.report.intervals import holm, p_value
@@ -47,12 +47,10 @@ from infini.report.tables import (
 from infini.report.text_measures import (
     Counts,
     bits_per_byte,
-    carried_floats,
     compression,
     counted,
     described_tokens,
     word_perplexity,
-    xl_cache,
 )
 
 BIN_GROWTH = 4.0

@@ -18,7 +18,7 @@ from infini.errors import InputError
 from infini.evaluation import perplexity
 from infini.evaluation.perplexity import Binned, DocumentSubset, Streamed, stream_documents
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
-from infini.nn.protocols import optional
+from infini.nn.protocols import carried_floats, optional
 from infini.records import RunRecord
 from infini.system.devices import autocast
 from infini.system.progress import plain_console, progress_bar
@@ -96,6 +96,8 @@ def evaluate(
         "tokens_per_second": total / seconds,
         "tokens_seen": int(streamed.tokens.sum()),
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
+        # Of the longest part of a document that was read; the last segment may be a short one.
+        "carried_floats": carried_floats(model, -(-int(streamed.tokens.max()) // N)),
         "resumed": resumed,
     }
     cache.record_commits(record, list(cache.entries))
