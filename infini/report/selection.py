@@ -249,6 +249,11 @@ class RowsOfOneTask(RunReport, ABC):
         runnable = [name for name, row in self.by_name.items() if row.model]
         return [name for name in runnable if "all" in self.wanted or name in self.wanted]
 
+    def rows_of(self, models: Sequence[str]) -> list[str]:
+        """Those of `to_run` whose model is one of `models`, or all of them if `models` is empty; see rows_of_models."""
+        known = {name: str(row.model) for name, row in self.by_name.items() if row.model}
+        return rows_of_models(self.name, {name: known[name] for name in self.to_run}, models, known)
+
 
 class RowMatchingReport(RowsOfOneTask):
     """A report whose rows say why an evaluation does not belong to them."""

@@ -12,7 +12,6 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.records import RunRecord, value_at
-from infini.report.selection import rows_of_models
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
 from infini.runs.common import newest_on_the_data
@@ -31,18 +30,17 @@ def reproduce(
     names_lengths = any(text.startswith("length=") for text in asked)
     asked += [f"task={report.task}", f"task.split={report.split}"]
     scale = cfg.scale.name
-    known = {name: str(row.model) for name, row in report.systems.items() if row.model}
-    rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
+    rows = report.rows_of(models)
     for name in rows:
         settings = report.systems[name].settings_at(scale)
         for text in asked:
             if setting := own_setting(settings, text):
                 raise InputError(f"{text}: row {name} has {setting}; leave it out, or other rows with report.run")
-        if known[name] not in REFERENCES:
-            compose([*asked, f"model={known[name]}", *settings])
+        if (model := report.model_of(name)) not in REFERENCES:
+            compose([*asked, f"model={model}", *settings])
 
     def one_cell(name: str, seed: int) -> str:
-        model, row, words = known[name], report.systems[name], [*asked, f"seed={seed}"]
+        model, row, words = report.model_of(name), report.systems[name], [*asked, f"seed={seed}"]
         if not names_lengths:
             words.append(f"length=[{','.join(map(str, row.lengths or report.input_lengths))}]")
         if model in REFERENCES:

@@ -10,7 +10,6 @@ from infini.config.lengths import parse_lengths
 from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.long_context import LongContextReport, LongContextRow
-from infini.report.selection import rows_of_models
 from infini.runs.reproduce import check_row_settings, evaluations, fill, learned, run_jobs
 from infini.runs.workers import Worker
 from infini.tasks.long_context.config import LongContextConfig
@@ -28,8 +27,7 @@ def reproduce(
     models: Sequence[str],
 ) -> None:
     """The rows of `report.run`."""
-    known = {name: row.model for name, row in report.rows.items()}
-    rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
+    rows = report.rows_of(models)
     own = {name: report.rows[name].settings for name in rows}
     check_row_settings(own, {name: bool(report.rows[name].trained_on) for name in rows}, overrides, worker.console)
     asked = [text for text in overrides if text.partition("=")[0] not in ("task", "model", "seed")]

@@ -13,7 +13,6 @@ from infini.config.schema import Config, key_of, settings_in
 from infini.errors import InputError
 from infini.records import RunRecord, value_at
 from infini.report.passkey import PasskeyReport, PasskeyRow, declared_options, pretraining_tasks
-from infini.report.selection import rows_of_models
 from infini.runs.common import check_data, find_training
 from infini.runs.estimate import describe_time
 from infini.runs.reproduce import check_row_settings, evaluations, fill, run_jobs, trained
@@ -67,8 +66,7 @@ def reproduce(
     report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str]
 ) -> None:
     """The rows of `report.run`, each trained after the row or the model that it starts from."""
-    known = {name: row.model for name, row in report.rows.items()}
-    rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
+    rows = report.rows_of(models)
     taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")
     # The table's lengths and places are asked, unless the command line sets others.
     named = any(text.startswith("length=") for text in overrides)
