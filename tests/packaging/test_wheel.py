@@ -81,12 +81,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def environment_with(wheel: Path, home: Path) -> Path:
-    """A new environment with nothing but the wheel; its site-packages."""
+def environment_with(home: Path, required: Iterable[str], *installed: str | Path) -> Path:
+    """A new environment with what pip installs from these words, and links to the distributions of these names and
+    what they require; its site-packages."""
     venv.create(home, with_pip=False)
     pip = (sys.executable, "-m", "pip", "--python", home / "bin" / "python")
-    checked(*pip, "install", "--quiet", "--no-deps", wheel, cwd=home)
+    checked(*pip, "install", "--quiet", "--no-deps", *installed, cwd=home)
     (site,) = home.glob("lib/python*/site-packages")
+    for distribution in with_requirements(required).values():
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(distribution.locate_file(top))
     return site
 
 
@@ -124,27 +129,30 @@ def test_the_wheel_and_the_sdist_hold_infini_alone(built: tuple[Path, Path]) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_wheel_works_beside_modules_of_the_same_names(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """From another folder, with its requirements taken from this environment."""
-    home, elsewhere = tmp_path / "env", tmp_path / "elsewhere"
-    site = environment_with(built[1], home)
+@pytest.mark.parametrize("editable", [False, True], ids=["wheel", "editable"])
+def test_an_installation_works_beside_modules_of_the_same_names(
+    built: tuple[Path, Path], tmp_path: Path, editable: bool
+) -> None:
+    """From another folder, with nothing but what `dependencies` declares, taken from this environment."""
+    home, elsewhere, source = tmp_path / "env", tmp_path / "elsewhere", built[1].parent / "source"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [Requirement(text).name for text in project["dependencies"]]
+    site = environment_with(home, needed, *(["--editable", source] if editable else [built[1]]))
     elsewhere.mkdir()
-    # Only named folders go on the path, so that an editable installation in them is not followed.
-    folders = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "needed.pth").write_text("\n".join(folders), encoding="utf-8")
     for folder in (site, elsewhere):
         for name, text in USERS.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     show = "import cli, conf, infini, tasks\nfor module in (cli, conf, tasks, infini): print(module.__file__)"
     *users, ours = checked(home / "bin" / "python", "-c", show, cwd=elsewhere).splitlines()
-    assert all(Path(path).is_relative_to(elsewhere) for path in users) and Path(ours).is_relative_to(site)
+    assert all(Path(path).is_relative_to(elsewhere) for path in users)
+    assert Path(ours).is_relative_to(source if editable else site)
     for arguments, code, said in (
         (["--help"], 0, "infini train task=pg19"),
         (["train", "--help"], 0, "infini_linear"),
         (["train", "model=locl"], 2, "did you mean 'local'"),
         (["train", *TINY, "task.data_dir=synthetic"], 0, "trained"),
-        (["table"], 0, "published records: not part of the installed package"),
+        (["table"], 0, "Transformer-XL" if editable else "published records: not part of the installed package"),
         (["eval", "task.data_dir=synthetic"], 0, "perplexity"),
         (["demo", "key=12345", "length=32K"], 0, "answer  12345, right"),
     ):
@@ -158,11 +166,7 @@ def test_the_wheel_works_beside_modules_of_the_same_names(built: tuple[Path, Pat
 def test_the_layer_trains_where_torch_and_numpy_are_all_there_is(built: tuple[Path, Path], tmp_path: Path) -> None:
     """An environment of links to torch, numpy and what torch requires."""
     home = tmp_path / "env"
-    site = environment_with(built[1], home)
-    for distribution in with_requirements(["torch", "numpy"]).values():
-        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
-            if not (site / top).exists():
-                (site / top).symlink_to(distribution.locate_file(top))
+    environment_with(home, ["torch", "numpy"], built[1])
     checked(home / "bin" / "python", "-W", "error::UserWarning", "-c", TRAIN_THE_LAYER, cwd=tmp_path)
 
 
