@@ -69,12 +69,10 @@ def at_least(group: str, config: object, minimum: float, *names: str) -> None:
 
 
 def one_of(key: str, value: object, options: Sequence[str]) -> None:
-    """Raises InputError, with the nearest of the options and all of them, unless `value` is one of `options`."""
+    """Raises InputError, with all options and the nearest of them, unless `value` is one of `options`."""
     if value not in options:
-        # First, because it would be overlooked after thirty names.
-        meant = nearest(str(value), options)
-        must = f"did you mean {meant!r}? It must" if meant else "must"
-        raise InputError(f"{key}={value!r}: {must} be one of {', '.join(options)}")
+        hint = did_you_mean(str(value), options)
+        raise InputError(f"{key}={value!r}: must be one of {', '.join(options)}{hint}")
 
 
 def lone_surrogate(text: str) -> str | None:

@@ -46,8 +46,8 @@ class Setting:
 
     def language_model(self, name: str) -> Any:
         """Build a model of suite.models. Raises InputError if it is not a language model."""
-        if kind_of(name) not in (None, "language_model"):
-            raise InputError(f"suite.models: {name} is a {kind_of(name)}; this suite takes language models")
+        if kind_of(name) == "seq2seq":
+            raise InputError(f"suite.models: {name} is an encoder-decoder; this suite takes language models")
         return self.build(name)
 
 

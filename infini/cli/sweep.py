@@ -71,9 +71,9 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     except Exception as error:
         if launcher is None:
             raise
-        raise InputError(f"{launcher}: {first_line(error)}; the same command runs the jobs that are left") from error
+        raise InputError(f"{launcher}: {first_line(error)}; run the same command again for the remaining jobs") from error
     except KeyboardInterrupt as stopped:
-        others = "all jobs run again" if marks is None else "jobs that had finished are passed over"
+        others = "all jobs run again" if marks is None else "finished jobs are skipped"
         raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
     failures = [f"{' '.join(job.overrides)}: {job.return_value}" for job in jobs if job.return_value]
     if failures:
@@ -143,7 +143,7 @@ def _worker(name: str, words: Sequence[str], cfg: DictConfig) -> str | None:
 
 @robust_streams(patient=True)
 def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
-    """One job of a sweep. It is passed over if it has finished, its results and the data that it read are there, and an
+    """One job of a sweep. It is skipped if it has finished, its results and the data that it read are there, and an
     evaluation would take the same model."""
     from hydra.core.hydra_config import HydraConfig
 

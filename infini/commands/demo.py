@@ -25,7 +25,7 @@ def _read_demo(words: Sequence[str]) -> Arguments:
     given = root_defaults() | taken.extra["texts"]
     key, place = given["key"], given["place"]
     fits = key is None or re.fullmatch(f"[0-9]{{{DEMO_DIGITS}}}", key) is not None
-    require(fits, "key", key, f"must have {DEMO_DIGITS} digits, for example 12345; null: a random one")
+    require(fits, "key", key, f"must have {DEMO_DIGITS} digits, for example 12345, or null for a random key")
     return Arguments(taken.overrides, {"key": key, "depth": _depth(place)})
 
 

@@ -11,7 +11,7 @@ from infini.system.paths import is_file, is_folder
 TEXT_LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
 BOOK_LAYOUT = (
     "{train,validation,test}.jsonl, one JSON object a book with bid, title, summary (a list of {text}), and its text "
-    "in `text`, or in `book` the path of a UTF-8 file, relative to the folder above"
+    "in `text`, or in `book` the path of a UTF-8 file, relative to the parent folder"
 )
 _SUFFIXES = (".txt", ".tex")
 

@@ -87,7 +87,7 @@ def parse_depths(values: Sequence[str | float], key: str = "depth") -> dict[str,
     depths: dict[str, float] = {}
     for depth, name in names.items():
         if (other := depths.setdefault(name, depth)) != depth:
-            raise InputError(f"{key}={depth!r}: has the name {name}, as {other!r} has; give one of them")
+            raise InputError(f"{key}={other!r}, {depth!r}: equal after rounding to {name}; give one")
     return depths
 
 

@@ -467,7 +467,7 @@ class SuiteConfig:
         require(any((*measured, *lengths)), "suite.repeats", self.repeats, "must be above 0: nothing else is measured")
         if self.prompt_tokens:
             require(bool(self.prompt_segments), "suite.prompt_segments", self.prompt_segments, "must name at least one")
-        require("local" in self.models, "suite.models", self.models, "must have local and others to compare with it")
+        require("local" in self.models, "suite.models", self.models, "must include local and at least one other model")
         fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
         allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"
         require(fits, "suite.stream_tokens", self.stream_tokens, allowed)

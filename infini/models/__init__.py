@@ -126,7 +126,9 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
     try:
         model = builder(config, dims, vocab_size)
     except ValueError as error:
-        raise InputError(f"model={name}: {error}") from error
+        # A message that begins with an option names it as it is typed.
+        where = "model." if str(error).partition("=")[0] in hints else f"model={name}: "
+        raise InputError(f"{where}{error}") from error
     # Not before: it imports torch, and names of models are known without.
     from infini.nn.protocols import missing_members
 

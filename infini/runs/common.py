@@ -52,9 +52,8 @@ def diverged_before(cfg: Config) -> RunRecord | None:
 def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -> str:
     """How a recorded training diverged, and how to repeat it. newest: a sentence on its newest checkpoint."""
     rate, reason = value_at(record.config, LEARNING_RATE), (record.diverged or {}).get("reason")
-    again = f"To repeat this one, remove {records.record_path(results_dir, record.run_id)}"
-    advice = f"try a lower one, which starts a new training. {newest}{'. ' * bool(newest)}{again}"
-    return f"{LEARNING_RATE}={rate}: {reason}; {advice}"
+    again = f"To rerun with this rate, remove {records.record_path(results_dir, record.run_id)}"
+    return f"{LEARNING_RATE}={rate}: {reason}; try a lower {LEARNING_RATE}. {newest}{'. ' * bool(newest)}{again}"
 
 
 def load_task(name: str) -> Any:
@@ -108,9 +107,11 @@ def keep_large_buffers() -> None:
 
 def check_kind(cfg: Config) -> None:
     """Raise InputError where the task does not support models of this kind."""
-    kind = kind_of(cfg.model["name"])
-    if kind is not None and cfg.task.kind not in (kind, "any"):
-        raise InputError(f"model={cfg.model['name']}: is a {kind}, and task={cfg.task.name} takes a {cfg.task.kind}")
+    if cfg.task.kind == "language_model" and kind_of(cfg.model["name"]) == "seq2seq":
+        raise InputError(
+            f"model={cfg.model['name']}: is an encoder-decoder; task={cfg.task.name} needs a language model, for "
+            "example model=infini_linear"
+        )
 
 
 def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
@@ -301,7 +302,7 @@ def model_changes(cfg: Config, overrides: list[str], folder: Path) -> dict[str, 
         return {}
     trained = description["model"]
     if trained["name"] != cfg.model["name"]:
-        raise InputError(f"checkpoint={str(folder)!r}: holds {trained['name']}; add model={trained['name']}")
+        raise InputError(f"checkpoint={str(folder)!r}: is a checkpoint of {trained['name']}; add model={trained['name']}")
     changes = eval_overrides(cfg, overrides, trained)
     for option in options:
         if option not in changes and cfg.model[option] != trained.get(option):

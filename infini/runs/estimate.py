@@ -46,7 +46,7 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config], ot
     counts = f"{counted(len(trainings), 'training')} and {counted(len(evaluations), 'evaluation')}"
     return (
         f"{counts} to run, about {duration(total / speed)} here"
-        + (f", without {unknown} that no published run is like" if unknown else "")
+        + (f", not counting {counted(unknown, 'run')} without a comparable published run" if unknown else "")
         + f" (published runs on {reference.environment['hardware']['cpu']}: {duration(total)}; this machine "
         f"now reads a prompt at {speed:.2g} times its speed)"
         + (f"; not counted, done or not: {counted(others, 'row')} with another start or questions" if others else "")

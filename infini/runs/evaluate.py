@@ -242,7 +242,7 @@ def _as_trained(
     held = description["config"]
     name = held["model"]["name"]
     if name != cfg.model["name"]:
-        raise InputError(f"checkpoint={str(folder)!r}: holds {name}; add model={name}")
+        raise InputError(f"checkpoint={str(folder)!r}: is a checkpoint of {name}; add model={name}")
     trained_on = held["task"]["name"]
     same_task = trained_on == cfg.task.name
     if not (same_task or cfg.task.evaluates_any_model or task_schema(trained_on).measured_by_any_task):

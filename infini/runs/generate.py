@@ -99,7 +99,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     spent = time.perf_counter() - started
     read_speed = f"{read:,} tokens read in {seconds:.1f} s" if read else "nothing read"
     saved = f"; state in {save_state}" if save_state is not None else ""
-    drawing = f"; {new:,} drawn, {1000 * spent / new:.1f} ms each" if new else ""
+    drawing = f"; {new:,} tokens generated, {1000 * spent / new:.1f} ms each" if new else ""
     print(f"{read_speed}{drawing}{saved}", file=sys.stderr)
     return 0
 

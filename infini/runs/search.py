@@ -45,7 +45,7 @@ def reproduce(
     their losses. The report is already limited to `models`. A training that diverges is a result of the search.
     """
     if len(seeds) > 1:
-        raise InputError(f"seed={','.join(map(str, seeds))}: a search takes one")
+        raise InputError(f"seed={','.join(map(str, seeds))}: a search uses one seed")
     search = _Search(report, cfg, overrides, records.load_records(cfg.results_dir))
     for task in search.tasks():
         found = search.grid(task, worker)

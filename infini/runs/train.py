@@ -408,7 +408,10 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> dic
     folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
     description = read_description(folder, "init_from")
     if description.get("tokenizer_hash") != tokenizer_hash:
-        raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
+        raise InputError(
+            f"init_from={cfg.init_from!r}: was trained with another tokenizer; use the texts, scale.tokenizer and "
+            "scale.vocab_size of that run, or choose another run"
+        )
     load_weights(model, folder, description, "init_from")
     return description
 
@@ -435,9 +438,9 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
             raise ValueError("it starts processes, and a training is one process")
     except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"parallel.strategy={cfg.parallel.strategy!r}: not available here ({reason}); auto always works"
-        ) from error
+        needs_gpu = device.type == "cpu" and "requires a GPU" in reason
+        what = "needs a GPU" if needs_gpu else f"not available here ({reason})"
+        raise InputError(f"parallel.strategy={cfg.parallel.strategy!r}: {what}; use auto") from error
 
 
 def _trainer(

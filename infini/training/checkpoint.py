@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from infini import records
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, did_you_mean, first_line
 from infini.models import build_model
 from infini.records import name_file, sync_and_rename, write_atomically
 from infini.system.paths import home_expanded, is_file, is_folder
@@ -43,7 +43,7 @@ def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
             return folder
     where = f"{results_dir}/checkpoints"
     if is_file(records.published_dir() / "runs" / f"{name}.json"):
-        raise InputError(f"{key}={name!r}: a published run, which comes without weights, and none are below {where}")
+        raise InputError(f"{key}={name!r}: published runs have no weights; no checkpoint in {where}")
     known = [path.name for path in checkpoint_folder(results_dir, "").glob("*")]
     raise InputError(f"{key}={name!r}: neither a folder nor a run id below {where}{did_you_mean(name, known)}")
 
@@ -124,7 +124,7 @@ def load_model(
 ) -> tuple[Any, dict[str, Any]]:
     """The model in evaluation mode, and its description. changes: options that replace those of the training.
 
-    Raises InputError when weights and description do not fit, or the description does not describe a model.
+    Raises InputError when weights and description do not fit, or no model can be built from the description.
     """
     description = read_description(folder)
     try:
@@ -133,8 +133,10 @@ def load_model(
     except InputError:
         raise
     except Exception as error:  # wrong types, or sizes that are impossible or too large
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} does not describe a model ({reason})") from error
+        reason = first_line(error)
+        if isinstance(error, AttributeError) and isinstance(error.obj, SimpleNamespace):
+            reason = f"dims.{error.name} is missing"
+        raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} is invalid: {reason}") from error
     load_weights(model, folder, description)
     return model.to(device).eval(), description
 

@@ -352,7 +352,7 @@ class LanguageModelModule(lightning.LightningModule):
             value = float(loss)
             if not math.isfinite(value):
                 where = first_not_finite(self.model, again)
-                raise DivergedError(f"the loss at step {step} is {value}" + (f", {where}" if where else ""), step)
+                raise DivergedError(f"loss is {value} at step {step}" + (f" ({where})" if where else ""), step)
             # Nine digits identify a float32 exactly.
             self.loss_curve.append([step, float(f"{value:.9g}")])
         self._pending.clear()
@@ -449,7 +449,7 @@ def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | N
     finally:
         for handle in handles:
             handle.remove()
-    return f"the first value that is not finite comes out of {found[0]}" if found else None
+    return f"first non-finite output: {found[0]}" if found else None
 
 
 def _finite(value: Any) -> bool:

@@ -112,7 +112,7 @@ def _split(cfg: Config) -> str:
     if "split" not in cfg.report:
         name, task = cfg.report.get("name"), cfg.task.name
         raise InputError(
-            f"report={name}: declares no split of task={task} to evaluate; choose a report that does, for example "
+            f"report={name}: has no evaluation split for task={task}; choose a report that has one, for example "
             "table2_lm"
         )
     return str(cfg.report["split"])

@@ -356,7 +356,7 @@ def test_reproduce_makes_the_rows_of_the_models_that_are_named(cells: list[Any])
     ("words", "said"),
     [
         (["report=table2_lm", "model=bart"], "model=bart: report=table2_lm has no row of this model; it has rows of "),
-        (["report=table2_lm", "model=local,locl"], "model='locl': did you mean 'local'? It must be one of "),
+        (["report=table2_lm", "model=local,locl"], "model='locl': must be one of autocompressor, bart, "),
         (["report=table3_passkey", "model=local"], "model=local: report=table3_passkey has rows of it that report.run"),
         (["report=table2_lm", "report.run=[local]"], "report.run=['local']: no such key of report; allowed: aggregate"),
         (["report=lr_search", "model=bart"], "model=bart: report=lr_search has no row of this model"),

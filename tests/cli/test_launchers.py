@@ -56,7 +56,7 @@ def test_jobs_train_at_once_and_one_that_fails_is_named(
     assert "recipe.batch_size=3: must be a multiple of 2: devices, 1, x parallel.accumulate=2" in said
     (run,) = records.load_records(tmp_path / "results")
     assert (run.verb, run.config["recipe"]["batch_size"]) == ("train", 2)
-    # The job that was done is passed over.
+    # The job that was done is skipped.
     assert cli.main(line) == cli.USAGE_ERROR
     assert [found.run_id for found in records.load_records(tmp_path / "results")] == [run.run_id]
 
@@ -165,4 +165,4 @@ def test_without_slurm_a_sweep_on_it_is_one_line(
     assert cli.main(["train", "-m", "task=passkey", "seed=1,2", "hydra/launcher=submitit_slurm"]) == cli.USAGE_ERROR
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith('infini: error: hydra/launcher=submitit_slurm: Could not detect "srun"')
-    assert said.endswith("; the same command runs the jobs that are left")
+    assert said.endswith("; run the same command again for the remaining jobs")

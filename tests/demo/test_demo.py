@@ -114,7 +114,7 @@ def test_bad_settings_are_named_before_anything_is_loaded(project_root: Path) ->
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
-        "infini: error: key='1234': must have 5 digits, for example 12345; null: a random one",
+        "infini: error: key='1234': must have 5 digits, for example 12345, or null for a random key",
         "infini: error: place='1.5': must be start, middle, end, or a number from 0 to 1, for example 0.1",
         "infini: error: length='1X': must be a positive integer, or one followed by K (1,024) or M (1,048,576), "
         "for example 131072, 32K or 1M; did you mean 1K?",

@@ -201,7 +201,7 @@ def test_generate_reads_text_files_and_standard_input_alike(
     text = (folder / "data" / "test" / "test0.txt").read_text()[:400]
     (folder / "prompt.txt").write_text(text)
     from_file, err = said(capfd, settings, f"prompt=@{folder}/prompt.txt")
-    assert "tokens read in" in err and "12 drawn" in err
+    assert "tokens read in" in err and "; 12 tokens generated, " in err
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert said(capfd, settings, "prompt=-")[0] == from_file
     assert said(capfd, settings, f"prompt='{text}'")[0] == from_file

@@ -276,7 +276,7 @@ def test_a_fresh_state_is_no_state() -> None:
 @pytest.mark.parametrize("name", ["local", "full", "infini_linear", "infini_delta", "rmt", "autocompressor"])
 @pytest.mark.parametrize("base", [0, -3.0, float("nan"), float("inf")])
 def test_a_base_that_gives_no_rotary_positions_is_refused(name: str, base: float) -> None:
-    with pytest.raises(InputError, match=f"^model={name}: rope_base={base}: must be a finite number, at least 1$"):
+    with pytest.raises(InputError, match=f"^model.rope_base={base}: must be a finite number, at least 1$"):
         build_model({"name": name, "rope_base": base}, tiny_dims(), 31)
 
 

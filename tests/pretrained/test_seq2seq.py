@@ -347,7 +347,8 @@ def test_the_trainer_asks_for_states_at_random_in_turn_and_counts_what_is_read(
 def test_a_task_that_takes_no_encoder_decoder_says_so(infini: Runner) -> None:
     for task in ("pg19", "passkey"):
         message = infini.error("train", f"task={task}", "model=bart")
-        assert message == f"model=bart: is a seq2seq, and task={task} takes a language_model"
+        needs = f"task={task} needs a language model, for example model=infini_linear"
+        assert message == f"model=bart: is an encoder-decoder; {needs}"
 
 
 @pytest.mark.slow

@@ -578,7 +578,7 @@ TWO = ["infini_linear", "rmt"]
         ),
         (
             {**LM, "measure": "gates", "task": "", "rows": TWO, "options": {"pattern": "two_kind"}},
-            "c.options.pattern='two_kind': did you mean 'two_kinds'\\? It must be one of short_range, ",
+            "c.options.pattern='two_kind': must be one of short_range, .*; did you mean 'two_kinds'",
         ),
         (
             {**LM, "measure": "gates", "task": "pg18", "rows": TWO, "options": {"pattern": "two_kinds"}},

@@ -185,7 +185,7 @@ def test_eval_without_a_model(infini: Runner) -> None:
 def test_eval_of_another_model(with_model: Runner) -> None:
     (run,) = with_model.records()
     message = with_model.error("eval", "model=local", f"checkpoint={run.run_id}")
-    assert "holds infini_linear; add model=infini_linear" in message
+    assert "is a checkpoint of infini_linear; add model=infini_linear" in message
 
 
 def test_eval_of_a_checkpoint_that_is_not_there(with_model: Runner) -> None:
@@ -197,7 +197,7 @@ def test_eval_of_a_checkpoint_that_is_not_there(with_model: Runner) -> None:
     (records.published_dir() / "runs").mkdir(parents=True)
     (records.published_dir() / "runs" / "shown.json").touch()
     message = with_model.error("eval", "checkpoint=shown")
-    assert "checkpoint='shown': a published run, which comes without weights" in message
+    assert "checkpoint='shown': published runs have no weights; no checkpoint in " in message
 
 
 def truncate(folder: Path) -> None:

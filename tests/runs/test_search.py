@@ -251,8 +251,8 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     (failed,) = (made for made in records.load_records(tmp_path) if made.diverged)
     path = records.record_path(tmp_path, failed.run_id)
     said = " ".join(capfd.readouterr().err.split())
-    assert len(trained) == done and "optimizer.lr=0.04: the loss is not finite; try a lower one" in said
-    assert f"To repeat this one, remove {path}" in said
+    assert len(trained) == done and "optimizer.lr=0.04: the loss is not finite; try a lower optimizer.lr. " in said
+    assert f"To rerun with this rate, remove {path}" in said
     # Without its record it is tried again.
     path.unlink()
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
@@ -315,7 +315,7 @@ def test_the_seed_that_is_named_is_the_one_that_is_trained(
     assert main(["reproduce", *words, "seed=7"]) == 0
     assert {run.config["seed"] for run in records.load_records(tmp_path)} == {7}
     assert main(["reproduce", *words, "seed=7,8"]) == 2
-    assert "seed=7,8: a search takes one" in capfd.readouterr().err
+    assert "seed=7,8: a search uses one seed" in capfd.readouterr().err
 
 
 def test_a_tuned_rate_is_of_one_optimizer(project_root: Path, tmp_path: Path) -> None:

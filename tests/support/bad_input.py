@@ -94,10 +94,10 @@ CASES = [
     Case("a strategy that is missing", [*trained("parallel.strategy=fsdp"), *trained("parallel.strategy=deepspeed")]),
     Case("a word that is not UTF-8", [*trained("results_dir=/tmp/\udce9"), *trained("prompt=\udce9", verb="generate")]),
     Case(
-        "what a verb does not read",
+        "a key that the verb does not read",
         lines("train checkpoint=zz", "train -m checkpoint=zz seed=1", "table prompt=a", "train task=passkey length=1K"),
     ),
-    Case("values that do not fit each other", lines("train dims.n_heads=4 dims.n_kv_heads=3")),
+    Case("inconsistent values", lines("train dims.n_heads=4 dims.n_kv_heads=3")),
     Case(
         "an invalid length",
         lines(
@@ -121,7 +121,7 @@ CASES = [
     ),
     Case("an invalid depth", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
     Case(
-        "a demo of what cannot be hidden",
+        "a demo with an invalid key, place or length",
         lines(
             *(f"demo key={text}" for text in ("1234", "123456", "12a45", "", "-1234", "1e4", "[1]", "١٢٣٤٥")),
             *(f"demo place={text}" for text in ("1.5", "-0.1", "nan", "1e-3", "nowhere", "", "0_1", "null")),
@@ -130,7 +130,7 @@ CASES = [
         ),
     ),
     Case(
-        "a model that the task does not take",
+        "a model that the task does not support",
         [
             *lines("train model=bart", "train task=passkey model=primera"),
             *lines("eval task=passkey model=bart checkpoint=none"),

@@ -134,7 +134,7 @@ def test_where_a_value_is_not_finite_is_found_in_compiled_code_too() -> None:
     model(ids)
     model.blocks[0].feed_forward.activation.forward = lambda x: x / 0
     found = first_not_finite(model, lambda: model(ids))
-    assert found == "the first value that is not finite comes out of blocks.0.feed_forward.activation"
+    assert found == "first non-finite output: blocks.0.feed_forward.activation"
 
 
 def decides(monkeypatch: pytest.MonkeyPatch, *overrides: str, missing: str | None = None) -> bool:

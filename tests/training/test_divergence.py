@@ -48,7 +48,7 @@ def test_a_loss_too_high_for_a_perplexity_is_on_record_and_not_made_again(
     (record,) = infini.records()
     path = records.record_path(infini.results, record.run_id)
     assert said.startswith("optimizer.lr=30.0: after the last step, 6, the validation nll per token is ")
-    assert said.endswith(f"To repeat this one, remove {path}")
+    assert said.endswith(f"To rerun with this rate, remove {path}")
     assert record.diverged is not None and record.diverged["step"] == 6 and record.diverged["reason"] in said
     assert record.results == {} and len(record.series["loss_curve"]) == 6
     assert not (infini.results / "checkpoints").exists()
@@ -66,7 +66,7 @@ def test_a_loss_too_high_for_a_perplexity_is_on_record_and_not_made_again(
 
 def test_a_divergence_without_a_checkpoint_leaves_no_folder(infini: Runner) -> None:
     said = infini.error("train", "optimizer=adamw", "optimizer.lr=1e30", "recipe.steps=6")
-    assert "There is no checkpoint yet. To repeat this one, remove" in said
+    assert "There is no checkpoint yet. To rerun with this rate, remove" in said
     assert not list((infini.results / "unfinished").iterdir())
 
 

@@ -92,7 +92,7 @@ def test_a_bidirectional_model_is_refused() -> None:
     [
         ("llama", {"segment_length": 0}, "segment_length=0: must be at least 1"),
         ("llama", {"segment_length": 8.0}, "segment_length=8.0: must be a whole number"),
-        ("llama", {"update_rule": "Delta"}, "update_rule='Delta': did you mean 'delta'. It must be one of linear, "),
+        ("llama", {"update_rule": "Delta"}, "update_rule='Delta': must be one of linear, .*; did you mean 'delta'"),
         ("llama", {"window": "both"}, "window='both': must be one of segment, previous"),
         ("llama", {"first_segment": "none"}, "first_segment='none': must be one of local, zero"),
         ("llama", {"sinks": 9}, "sinks=9: must be from 0 to segment_length=8"),
