@@ -22,10 +22,10 @@ from infini.system.devices import autocast, uses_bfloat16
 from infini.system.progress import progress_bar
 
 ROUNDS, MANY_TOKENS = 5, 32768
-"""Interleaved repeats of every way; three where a sequence is longer than MANY_TOKENS."""
+"""Measurements of each variant; three where a sequence is longer than MANY_TOKENS."""
 OURS = ("linear", "delta")
 PEERS = {"peer_linear": "linear", "peer_delta": "delta"}
-"""Way of the other package -> our update rule with its equations."""
+"""Variant of the other package -> our update rule with its equations."""
 LARGE = 2**26
 """Numbers of a tensor that does not fit the caches."""
 PEER_PACKAGE = "infini_transformer_pytorch"
@@ -104,8 +104,8 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
     """Seconds of one layer on one sequence of every length of `suite.layer_tokens`, forward, and up to
     `suite.layer_backward_tokens` forward and backward too. Full attention reads up to `suite.layer_full_tokens`.
 
-    All ways take turns in every round. The peer is measured where its package is installed (the extra `peers`); the
-    relative difference of its outputs to ours with equal weights is recorded.
+    In every round each variant is measured once. The peer is measured if its package is installed (the extra `peers`).
+    The relative difference of its outputs to ours with equal weights is recorded.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     rates = measure_rates(product_flops, device)

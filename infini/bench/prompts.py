@@ -1,4 +1,4 @@
-"""Cost of reading and continuing a prompt in a pretrained language model: with a memory, and with its own cache."""
+"""Cost of reading and continuing a prompt in a pretrained language model, with a memory or with its own cache."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from infini.system.devices import autocast, peak_memory_bytes
 from infini.system.progress import progress_bar
 
 CALL = 4096
-"""Tokens per call with a memory, as `infini generate` reads a prompt. The base reads its prompt in one call, as stock
-generate() does: in parts it would need a mask, which makes it slower."""
+"""Tokens per call with a memory, as in `infini generate`. The base reads its prompt in one call, as stock generate()
+does. Several calls would need a mask, which makes it slower."""
 NEW_TOKENS = 32
-"""Tokens drawn after the prompt. The prompt ends so that half of them are drawn before its length is reached: before
-and behind the end of a segment."""
+"""Tokens generated after the prompt. The prompt is half as many tokens shorter than its nominal length. So half of the
+tokens are generated before the end of a segment, and half after it."""
 REPEATS, REPEATED_TOKENS = 3, 16384
-"""Repeats of every way of reading, in turn. Longer prompts than REPEATED_TOKENS are read once."""
+"""How often each variant reads a prompt. Prompts longer than REPEATED_TOKENS are read once."""
 OWN = "own"
-"""The way of the untouched base; the others are segment lengths."""
+"""The variant without a memory. The others are named by their segment length."""
 
 
 @torch.inference_mode()
 def prompt_costs(setting: Setting) -> dict[str, Any]:
     """Time and memory for every length of `suite.prompt_tokens`, on random tokens.
 
-    The base with its own cache of keys and values, and with a memory over segments of each length of
-    `suite.prompt_segments`: seconds to read the prompt, milliseconds per token decoded greedily after it, bytes of the
-    cache or state at the end, and peak memory above the use before, in bytes. Lists have one value for each repeat.
+    The variants are the base with its own cache of keys and values, and the base with a memory over segments of each
+    length of `suite.prompt_segments`. Measured are the seconds to read the prompt, the milliseconds per token decoded
+    greedily after it, the bytes of the cache or state at the end, and the bytes of peak memory above the use before.
+    Lists have one value for each repeat.
 
     Raises InputError if model.base is no language model that can be measured, or if peak memory cannot be reset, as on
     a CPU outside Linux.
@@ -90,7 +91,7 @@ def _tokens_read(length: int) -> int:
 
 
 def _ways(setting: Setting) -> dict[str, Any]:
-    """Way -> model in evaluation mode. All memories share one model, whose segment length is changed."""
+    """Variant -> model in evaluation mode. Variants with a memory share one model; its segment length is changed."""
     cfg, options = setting.cfg, setting.cfg.model
     if base_of(options) is None:
         raise InputError(
@@ -111,7 +112,7 @@ def _ways(setting: Setting) -> dict[str, Any]:
 
 
 def _measure(way: str, model: Any, length: int, setting: Setting) -> dict[str, float]:
-    """One prompt and what follows. The keys are in the order of the columns of the table."""
+    """Reads one prompt and continues it. The keys are in the order of the table's columns."""
     device = setting.device
     if way != OWN:
         model.resize_segments(int(way))

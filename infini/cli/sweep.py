@@ -71,7 +71,8 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     except Exception as error:
         if launcher is None:
             raise
-        raise InputError(f"{launcher}: {first_line(error)}; run the same command again for the remaining jobs") from error
+        advice = "run the same command again for the remaining jobs"
+        raise InputError(f"{launcher}: {first_line(error)}; {advice}") from error
     except KeyboardInterrupt as stopped:
         others = "all jobs run again" if marks is None else "finished jobs are skipped"
         raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
@@ -104,7 +105,7 @@ def share(verb: Verb, words: Sequence[str]) -> int:
     except Exception as error:
         # Of the launcher, on a process that was killed or that it could not start.
         ended = f"a process of {verb.name} -m has ended: {first_line(error)}"
-        raise InputError(f"{ended}; the same command continues") from error
+        raise InputError(f"{ended}; run the same command again to continue") from error
     failed = [str(job.return_value) for job in jobs if job.return_value]
     if failed:
         raise InputError(f"{len(failed)} of {cfg.workers} processes failed; the first: {failed[0]}")

@@ -65,10 +65,10 @@ def parse_lengths(values: Sequence[str | int], key: str = "length") -> list[int]
 
 
 def parse_depths(values: Sequence[str | float], key: str = "depth") -> dict[str, float]:
-    """Name -> fraction of the filler before the key, in the order given; InputError, naming the setting `key`, for
-    anything else.
+    """Name -> fraction of the filler before the key, in the order given.
 
-    Of two names of one place, as start and 0, the first one counts. Two places of one name are refused.
+    If two values mean one place, as start and 0 do, the first one names it. Raises InputError, naming the setting
+    `key`, for other values, and for two places that have the same name after rounding.
     """
     names: dict[float, str] = {}
     for value in values:

@@ -42,13 +42,14 @@ def build_primera(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> S
 def _build(
     family: str, config: Seq2SeqConfig, dims: Dimensions, vocab_size: int, positions: dict[str, int], global_first: bool
 ) -> Seq2Seq:
-    """With new weights at the sizes of dims and equally many layers in encoder and decoder, or with the trained weights
-    model.weights, in float32. Raises InputError if transformers or the weights are not available."""
+    """An encoder-decoder in float32. It has the trained weights that model.weights names. Without a name it has new
+    weights at the sizes of dims, and dims.n_layers layers on each side. Raises InputError if transformers or the
+    weights are not available."""
     try:
         import transformers
     except ImportError as error:
         raise InputError("encoder-decoders need transformers: pip install transformers") from error
-    # It would warn whenever a short input is padded.
+    # transformers would otherwise warn about every short input that is padded.
     transformers.logging.set_verbosity_error()
     kind: Any = getattr(transformers, f"{family}ForConditionalGeneration")
     if (name := config.weights) is not None:

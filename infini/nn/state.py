@@ -152,9 +152,9 @@ def is_memory(path: str) -> bool:
 def scale_memory(tree: Tree, factor_B: Tensor) -> Tree:
     """The state with the compressive memory of each row, M and z, multiplied by that row's factor. Differentiable.
 
-    It is the state in which every token of the row has written `factor` times as much, so that later tokens weigh less
-    against the past: what length extension does in training. The window of the unfinished segment, caches and clocks
-    are unchanged, as are memories that are not sums over tokens (those without a true property `is_a_sum`).
+    The result is the state after every token of the row has written `factor` times as much. Later tokens then weigh
+    less against the past. Length extension uses this in training. The window of the unfinished segment, caches and
+    clocks do not change. Memories that are not sums over tokens (`is_a_sum` is not true) do not change either.
 
     tree: a state, or a part of one. factor_B: [B], above 0, on any device. Returns a new tree; the given one is
     unchanged. Example: state = scale_memory(state, torch.full((batch_size,), 1000.0)).

@@ -74,7 +74,8 @@ def encode(
     """
     n_tokens = ids_BS.shape[1]
     if n_tokens > size and attention_mask is not None:
-        # Windows are those that a row has alone, so rows of each length are encoded apart. Short rows have one window.
+        # A row has the same windows alone and in a batch. So rows of each length are encoded separately, and all rows
+        # that fit one window together.
         lengths = np.maximum(to_numpy(attention_mask).sum(1), size)
         if lengths.min() < n_tokens:
             found = []

@@ -302,7 +302,8 @@ def model_changes(cfg: Config, overrides: list[str], folder: Path) -> dict[str, 
         return {}
     trained = description["model"]
     if trained["name"] != cfg.model["name"]:
-        raise InputError(f"checkpoint={str(folder)!r}: is a checkpoint of {trained['name']}; add model={trained['name']}")
+        name = trained["name"]
+        raise InputError(f"checkpoint={str(folder)!r}: is a checkpoint of {name}; add model={name}")
     changes = eval_overrides(cfg, overrides, trained)
     for option in options:
         if option not in changes and cfg.model[option] != trained.get(option):

@@ -1,7 +1,8 @@
-"""How long runs take, by records of such runs, and a reproduction of the passkey table on this machine.
+"""Estimates of how long runs take, from the records of comparable runs.
 
-For the latter the seconds are those of published records of one processor. The packaged model reads a prompt here, and
-its speed is compared with that of its published evaluation on that processor.
+The estimate for a reproduction of the passkey table uses published records of one processor. To convert their seconds
+to this machine, the packaged model reads a prompt here, and its speed is compared with that of its published
+evaluation.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config], ot
 
 
 def training_seconds(cfg: Config, known: Sequence[RunRecord], here: bool = False) -> float | None:
-    """Of the fastest comparable training; slower ones shared their machine. here: only of those that ran on such
-    devices, in such a format of products, as this one would on this machine."""
+    """Seconds of a training, from the fastest comparable one, since slower ones shared their machine; None where none
+    is comparable. here: whether to compare only with trainings on the devices, and in the format of products, that
+    this machine would use."""
     each = [
         run.cost["wall_seconds"] / run.config["recipe"]["steps"]
         for run in known
@@ -70,8 +72,8 @@ def training_seconds(cfg: Config, known: Sequence[RunRecord], here: bool = False
 
 
 def evaluation_seconds(cfg: Config, known: Sequence[RunRecord], here: bool = False) -> float | None:
-    """Of the quickest evaluation of such a model with the same questions; of prompts, by their number. here: see
-    training_seconds."""
+    """Seconds of an evaluation, from the fastest one of a comparable model with the same questions; None where none is
+    comparable. They are proportional to the number of prompts. here: see training_seconds."""
     values = asdict(cfg)
     asked = {key: value_at(values, key) for key in cfg.task.evaluation_reads if key != "part"}
     examples = values["task"].get("examples", 1)

@@ -146,8 +146,8 @@ class DataModule(ResumableDataModule):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the model from which the training starts, else that of a pretrained model, of the task or of
-        the scale."""
+        """The tokenizer of the model that init_from names. Without one, that of the pretrained model. Without a
+        pretrained model, the one that task.tokenizer chooses: the prompt's words, or the tokenizer of the scale."""
         if self.cfg.init_from is not None:
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         task = cast(PasskeyConfig, self.cfg.task)

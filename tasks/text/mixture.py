@@ -1,4 +1,4 @@
-"""Several corpora as one: their documents side by side, each named after its source."""
+"""A corpus of several sources. A document's name begins with its source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infini.system.paths import is_folder
 from infini.tasks.text.documents import SYNTHETIC, Documents, load_documents, synthetic_documents, warn_once
 
 C4 = "c4"
-"""The source that is no task: web pages, from the hub the data set that task.hub_id names in task=continual."""
+"""A source that is not a task: web pages. On the hub it is the data set that task.hub_id names in task=continual."""
 
 
 def mixture(
@@ -30,9 +30,9 @@ def mixture(
     """The documents of all sources of a split, one source after the other, named <source>/<document>.
 
     data_dir: folder that holds a folder for each source; None: $INFINI_DATA_DIR, else the hub. A source whose folder is
-    missing is left out, which is printed. hub_id: data set of C4, or of one source of another name. max_documents: of
-    each source; see load_documents. Raises InputError where there is no source at all, and for one that is not on the
-    hub.
+    missing is left out, and a line names it. hub_id: the data set of C4, or of one source that is neither C4 nor a
+    task. max_documents: the most documents of each source; see load_documents. Raises InputError if there is no
+    source, or if one is not on the hub.
     """
     if data_dir == SYNTHETIC:
         found = {name: synthetic_documents(split, seed) for seed, name in enumerate(sources)}

@@ -149,7 +149,7 @@ def test_words_for_slurm_are_in_the_script_of_its_jobs(
     monkeypatch.setenv("PATH", str(programs), prepend=":")
     assert cli.main(shlex.split(line)) == cli.USAGE_ERROR
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("infini: error: ") and "sbatch: error: no such partition; the same command" in said
+    assert said.startswith("infini: error: ") and "sbatch: error: no such partition; run the same command again" in said
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script.read_text(encoding="utf-8"), re.MULTILINE))
     # The launcher's own default is an hour.
     wanted = {"timeout_min": 60, **slurm_settings(line)}

@@ -1,7 +1,7 @@
-"""The plan of a call, made on the host once for each forward pass: rows in the same situation are computed together.
+"""The plan of a call: which rows of a batch are computed together. The host makes it once for each forward pass.
 
-A row's real tokens are counted from its own first one, so the segment grid is right for every row of a padded batch and
-padding, wherever it stands, reaches neither a window nor a memory.
+Each row counts its real tokens from its own first one. So every row of a padded batch has the right segments, and
+padding enters neither a window nor a memory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ Columns = range | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that bring the same number of real tokens, in the same columns, to the same place of a segment."""
+    """Rows that are computed together: they have real tokens in the same columns, and `slot` and `segment` in
+    common."""
 
     rows: tuple[int, ...]
     everything: bool
-    """Whether that is the whole call: all rows, all columns."""
+    """Whether the group is the whole call: all rows and all columns."""
     columns: Columns
-    """Those of the rows' real tokens."""
+    """The columns of the rows' real tokens."""
     slot: int
-    """Tokens that the rows' unfinished segment had before, in [0, segment length)."""
+    """Tokens of each row's unfinished segment before the call, in [0, segment length)."""
     segment: int
-    """Segments that the rows had finished before, at most `depth`: later ones are all treated alike."""
+    """Segments that each row had finished before the call, at most `depth`: all later ones are treated alike."""
 
 
 @dataclass(frozen=True)
