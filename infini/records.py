@@ -434,13 +434,13 @@ def describe_changes(environment: Mapping[str, Any]) -> str:
 
 
 def _hardware() -> dict[str, Any]:
-    told = {"cpuinfo": "", "meminfo": ""}
-    for name in told:
+    texts = {"cpuinfo": "", "meminfo": ""}
+    for name in texts:
         with suppress(OSError):
-            told[name] = Path("/proc", name).read_text(encoding="utf-8", errors="replace")
-    model = re.search(r"^model name\s*:\s*(.+)$", told["cpuinfo"], re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.+)$", told["cpuinfo"], re.MULTILINE)
-    total = re.search(r"^MemTotal:\s*(\d+) kB", told["meminfo"], re.MULTILINE)
+            texts[name] = Path("/proc", name).read_text(encoding="utf-8", errors="replace")
+    model = re.search(r"^model name\s*:\s*(.+)$", texts["cpuinfo"], re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.+)$", texts["cpuinfo"], re.MULTILINE)
+    total = re.search(r"^MemTotal:\s*(\d+) kB", texts["meminfo"], re.MULTILINE)
     # A run without torch uses no accelerator, so torch is not imported for this.
     torch, accelerator = sys.modules.get("torch"), None
     if torch is not None and torch.cuda.is_available():

@@ -26,7 +26,7 @@ ROUNDS, MANY_TOKENS = 5, 32768
 OURS = ("linear", "delta")
 PEERS = {"peer_linear": "linear", "peer_delta": "delta"}
 """Variant of the other package -> our update rule with its equations."""
-LARGE = 2**26
+UNCACHED_NUMEL = 2**26
 """Numbers of a tensor that does not fit the caches."""
 PEER_PACKAGE = "infini_transformer_pytorch"
 
@@ -91,7 +91,7 @@ def measure_rates(product_flops: float, device: torch.device) -> Rates:
         return amount / statistics.median([seconds_of(run, device) for _ in range(11)][2:])
 
     few = torch.randn(2**25 if device.type == "cuda" else 2**16, device=device)
-    many = torch.randn(LARGE, device=device)
+    many = torch.randn(UNCACHED_NUMEL, device=device)
     exponentials, to = torch.empty_like(few), torch.empty_like(many)
     return Rates(
         product_flops,

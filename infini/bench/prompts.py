@@ -16,7 +16,7 @@ from infini.nn.state import state_bytes
 from infini.system.devices import autocast, peak_memory_bytes
 from infini.system.progress import progress_bar
 
-CALL = 4096
+TOKENS_PER_CALL = 4096
 """Tokens per call with a memory, as in `infini generate`. The base reads its prompt in one call, as stock generate()
 does. Several calls would need a mask, which makes it slower."""
 NEW_TOKENS = 32
@@ -24,7 +24,7 @@ NEW_TOKENS = 32
 tokens are generated before the end of a segment, and half after it."""
 REPEATS, REPEATED_TOKENS = 3, 16384
 """How often each variant reads a prompt. Prompts longer than REPEATED_TOKENS are read once."""
-OWN = "own"
+BASE_CACHE = "own"
 """The variant without a memory. The others are named by their segment length."""
 
 
@@ -68,7 +68,7 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
             }
             for way, measured in found[str(length)].items():
                 seconds, milliseconds, held, peak = (statistics.median(values) for values in measured.values())
-                cache = "its own" if way == OWN else f"memory, segments of {int(way):,}"
+                cache = "its own" if way == BASE_CACHE else f"memory, segments of {int(way):,}"
                 speed = _tokens_read(length) / seconds
                 shown.append((length, cache, seconds, speed, milliseconds, held / 2**20, peak / 2**20))
     title = f"reading and continuing a prompt ({base['name']}, weights in {cfg.model['dtype']})"
@@ -76,7 +76,7 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
     return {
         "base": base,
         "lengths": found,
-        "tokens_per_call": CALL,
+        "tokens_per_call": TOKENS_PER_CALL,
         "new_tokens": NEW_TOKENS,
         "options": {key: value for key, value in cfg.model.items() if key not in ("name", "base", "memory", "train")},
     }
@@ -108,20 +108,20 @@ def _ways(setting: Setting) -> dict[str, Any]:
     unset = dict.fromkeys(("memory_decay", "input_gate", "layers"))
     stock = {**options, "memory": "full", "window": "segment", "sinks": 0, **unset}
     own, with_memory = (build_model(chosen, dims, 0).to(setting.device).eval() for chosen in (stock, options))
-    return {OWN: own, **{str(segment): with_memory for segment in segments}}
+    return {BASE_CACHE: own, **{str(segment): with_memory for segment in segments}}
 
 
 def _measure(way: str, model: Any, length: int, setting: Setting) -> dict[str, float]:
     """Reads one prompt and continues it. The keys are in the order of the table's columns."""
     device = setting.device
-    if way != OWN:
+    if way != BASE_CACHE:
         model.resize_segments(int(way))
     generator = torch.Generator().manual_seed(setting.cfg.seed)
     ids = torch.randint(len(model.output_weight), (1, _tokens_read(length)), generator=generator).to(device)
     before = start_peak(device, "suite.prompt_tokens", "[]")
     begin = time.perf_counter()
     state, hidden = None, None
-    for part in ids.split(ids.shape[1] if way == OWN else CALL, 1):
+    for part in ids.split(ids.shape[1] if way == BASE_CACHE else TOKENS_PER_CALL, 1):
         hidden, state, _ = model(part, state)
     assert hidden is not None and state is not None
     token = model.head(hidden[:, -1:]).argmax(-1)

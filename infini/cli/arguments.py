@@ -42,7 +42,7 @@ def prepare(verb: Verb, words: Sequence[str]) -> tuple[Config, list[str], dict[s
 
     words = [bracketed(word) for word in words]
     taken = Arguments(words) if verb.read is None else verb.read(words)
-    overrides, extra = [*verb.fixed, *taken.overrides], dict(taken.extra)
+    overrides, extra = [*verb.fixed_settings, *taken.overrides], dict(taken.extra)
     try:
         cfg = compose([*overrides, *taken.first])
     except NoSuchKeyError as error:
@@ -120,7 +120,7 @@ def with_keys_of(verb: Verb, error: NoSuchKeyError) -> InputError:
     """The error of an unknown root key, with the keys that the verb reads; that of another key as it is."""
     if not re.fullmatch(r"\w+", error.key):
         return error
-    allowed = sorted({*verb.groups, *verb.choices, *verb.keys, *verb.short} - verb.chosen)
+    allowed = sorted({*verb.groups, *verb.choices, *verb.keys, *verb.aliases} - verb.chosen)
     # Trainings are counted in steps.
     whole = _whole_key(verb, "steps" if error.key == "epochs" else error.key)
     hint = f"; did you mean {whole!r}?" if whole else did_you_mean(error.key, allowed)

@@ -62,11 +62,11 @@ def _cases(values: dict[str, str], variable: str) -> str:
 
 def keys_of_verb(verb: Verb) -> list[str]:
     """Groups and keys that bear on a verb, with the keys of every choice of a group."""
-    found = dict.fromkeys([*verb.groups, *verb.choices, *verb.keys, *verb.short])
+    found = dict.fromkeys([*verb.groups, *verb.choices, *verb.keys, *verb.aliases])
     for group in verb.groups:
         for choice in groups()[group]:
             settings = settings_in(group, choice)
             # A choice that sets another group's keys too, "# @package _global_", has its own below the group's name.
             own = settings.get(group, settings)
             found |= dict.fromkeys(f"{group}.{key}" for key in own if key not in ("name", "kind", "defaults"))
-    return [key for key in found if key not in verb.never]
+    return [key for key in found if key not in verb.excludes]

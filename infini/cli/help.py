@@ -40,17 +40,18 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     lines += ["", "Keys (key=value; shown with their defaults):"]
     about = _meanings(Config)
     lines += [line for key in verb.keys for line in _entry(key, cfg[key], about.get(key, ""))]
-    for short, whole in verb.short.items():
+    for short, whole in verb.aliases.items():
         group, _, key = whole.partition(".")
         lines += _entry(short, cfg[group][key], _explained(group, cfg[group]["name"]).get(key, ""))
-    left_out = {*verb.never, *verb.short.values()}
+    left_out = {*verb.excludes, *verb.aliases.values()}
     if pretrained:
         # The base's.
         left_out |= {"scale.tokenizer", "scale.vocab_size"}
     for group in (*verb.groups, *verb.choices):
         if group in verb.chosen and all(f"{group}.{key}" in left_out for key in cfg[group] if key != "name"):
             continue
-        chosen = "every one" if group in verb.all_of and not {group, "experiment"} & given else cfg[group].get("name")
+        every = group in verb.default_all and not {group, "experiment"} & given
+        chosen = "every one" if every else cfg[group].get("name")
         others = [choice for choice in groups()[group] if choice != chosen and not (pretrained and group == "dims")]
         what = about.get(group, "")
         lines += ["", f"{group}={chosen}: {what[:1].lower()}{what[1:]}"]

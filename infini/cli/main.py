@@ -88,7 +88,7 @@ def _dispatch(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(rest):
         from infini.cli.help import verb_help
 
-        print(verb_help(verb, [*verb.fixed, *(bracketed(word) for word in rest if "=" in word)]))
+        print(verb_help(verb, [*verb.fixed_settings, *(bracketed(word) for word in rest if "=" in word)]))
         return 0
     multirun = bool({"-m", "--multirun"} & set(rest))
     words = [word for word in rest if word not in ("-m", "--multirun")]
@@ -101,7 +101,7 @@ def _dispatch(arguments: list[str]) -> int:
     refuse_unread(name, words)
     check_lengths(words)
     if multirun:
-        return share(verb, words) if verb.shares else sweep(verb, words)
+        return share(verb, words) if verb.shares_runs else sweep(verb, words)
     return _run(verb, words)
 
 

@@ -16,11 +16,11 @@ from functools import cache
 from typing import Any
 
 from infini.config.schema import (
-    OF_REPORTS,
-    PLACES,
-    TEXTS,
-    TRAINED,
+    FOLDER_KEYS,
+    RAW_TEXT_KEYS,
+    REPORT_KEYS,
     TRAINING_GROUPS,
+    TRAINING_KEYS,
     evaluation_keys,
     groups,
     key_of,
@@ -31,7 +31,7 @@ from infini.pretrained.base_names import SEGMENT
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 from infini.system.paths import is_file
 
-COMPARED = ("dims.*", "optimizer.*", "recipe.*")
+MODEL_SELECTION_KEYS = ("dims.*", "optimizer.*", "recipe.*")
 """Settings that select a trained model, and must agree with it."""
 EVALUATION_ONLY = tuple(
     f"{group}.{key}"
@@ -83,24 +83,24 @@ class Verb:
     """Root keys that it reads."""
     choices: tuple[str, ...] = ()
     """Groups of which it reads the choice alone."""
-    all_of: tuple[str, ...] = ()
+    default_all: tuple[str, ...] = ()
     """Groups of which it takes every choice where none is named."""
-    also: tuple[str, ...] = ()
+    also_reads: tuple[str, ...] = ()
     """What else it reads, not shown in its help: keys, groups by name (the choice alone) or `group.*` (all keys)."""
-    never: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     """Keys of `groups` that it does not read."""
-    short: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     """Keys that it also takes without their group -> the whole key."""
     read: Callable[[Sequence[str]], Arguments] | None = None
     """Takes the words of the command line apart, and raises InputError for words that cannot be; None: every word is a
     setting."""
     takes_words: bool = False
     """Whether words without `=` mean something to it."""
-    fixed: tuple[str, ...] = ()
+    fixed_settings: tuple[str, ...] = ()
     """Settings that it always has."""
     sweeps: bool = False
     """Whether `-m` runs one job for each combination of values."""
-    shares: bool = False
+    shares_runs: bool = False
     """Whether `-m` runs the command in several processes, which share its runs."""
     if_stopped: str = "the same command starts from the beginning"
     """What is true when the command was interrupted before it could say so itself."""
@@ -108,7 +108,7 @@ class Verb:
     """Whether it only prints: it stops when nobody reads its output."""
     computes: bool = False
     """Whether a scale that is made for a GPU needs one here."""
-    begins_with: str = ""
+    preflight: str = ""
     """`module:function` of the configuration, called before the slow imports of `module`; empty: nothing."""
     check: Callable[[Any, Sequence[str]], None] | None = None
     """Raises InputError for what is wrong with a configuration and its overrides, before any work; None: nothing."""
@@ -116,17 +116,17 @@ class Verb:
     @property
     def patterns(self) -> tuple[str, ...]:
         """What it reads; see infini.config.schema."""
-        return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also)
+        return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also_reads)
 
     @property
     def chosen(self) -> set[str]:
         """Groups whose choice is always the same."""
-        return {word.partition("=")[0] for word in self.fixed}.intersection(self.groups)
+        return {word.partition("=")[0] for word in self.fixed_settings}.intersection(self.groups)
 
     def run(self, cfg: Any, overrides: Sequence[str], **extra: Any) -> int | None:
         """Do the work: an exit code, or None for success."""
-        if self.begins_with:
-            module, _, function = self.begins_with.partition(":")
+        if self.preflight:
+            module, _, function = self.preflight.partition(":")
             getattr(importlib.import_module(module), function)(cfg)
         waiting: AbstractContextManager[object] = nullcontext()
         if self.computes and sys.stderr.isatty():
@@ -141,11 +141,11 @@ class Verb:
 
     def reads(self, key: str, report: ReportKind | None = None) -> bool:
         """Whether it reads a key with this report, whose kind declares its keys; None: with some kind of report."""
-        patterns, never = self.patterns, self.never
+        patterns, excludes = self.patterns, self.excludes
         if report is not None:
             own = report.verbs.get(self.name, OwnVerb(FINISHED_RUNS))
-            patterns, never = (patterns if own.patterns is None else own.patterns), own.never
-        return (key in patterns or f"{key.partition('.')[0]}.*" in patterns) and key not in never
+            patterns, excludes = (patterns if own.patterns is None else own.patterns), own.excludes
+        return (key in patterns or f"{key.partition('.')[0]}.*" in patterns) and key not in excludes
 
 
 def read_texts(words: Sequence[str]) -> Arguments:
@@ -154,7 +154,7 @@ def read_texts(words: Sequence[str]) -> Arguments:
     others = []
     for word in words:
         key, separator, value = word.partition("=")
-        if key not in TEXTS or not separator:
+        if key not in RAW_TEXT_KEYS or not separator:
             others.append(word)
             continue
         quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
@@ -186,7 +186,7 @@ def _check_table(cfg: Any, overrides: Sequence[str]) -> None:
 
 def _read_reproduce(words: Sequence[str]) -> Arguments:
     """`seed=1,2,3` and `model=local,full` are lists here: one command makes all of these rows."""
-    texts, words = _several(words, "seed")
+    texts, words = _split_list(words, "seed")
     for text in texts:
         # All of them now: the last may otherwise fail after hours.
         if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) >= 2**32:
@@ -194,14 +194,14 @@ def _read_reproduce(words: Sequence[str]) -> Arguments:
                 f"seed={text!r}: must be an integer, at least 0 and below 2**32, or several separated by commas"
             )
     seeds = list(dict.fromkeys(map(int, texts)))
-    models, words = _several(words, "model")
+    models, words = _split_list(words, "model")
     for model in models:
         one_of("model", model, groups()["model"])
     first = [*(f"model={model}" for model in models[:1]), *(f"seed={seed}" for seed in seeds[:1])]
     return Arguments(list(words), {"seeds": seeds, **({"models": models} if models else {})}, first)
 
 
-def _several(words: Sequence[str], key: str) -> tuple[list[str], list[str]]:
+def _split_list(words: Sequence[str], key: str) -> tuple[list[str], list[str]]:
     """The values of the last `key=a,b` or `key=[a,b]`, and the words of other keys; no values where there is none."""
     texts = [word.removeprefix(f"{key}=") for word in words if word.startswith(f"{key}=")]
     others = [word for word in words if not word.startswith(f"{key}=")]
@@ -243,16 +243,16 @@ _VERBS = (
         "infini train task=pg19 model=infini_linear",
         "infini.runs.train",
         groups=(*TRAINING_GROUPS, "logger"),
-        keys=("seed", "init_from", *PLACES),
+        keys=("seed", "init_from", *FOLDER_KEYS),
         # A report chooses its task; `variant` is how `infini reproduce` says whose row a training is.
-        also=("tuned", "report", "experiment", "variant"),
-        never=EVALUATION_ONLY,
+        also_reads=("tuned", "report", "experiment", "variant"),
+        excludes=EVALUATION_ONLY,
         sweeps=True,
         if_stopped=(
             "the same command resumes from the last checkpoint of this training, or starts it where there is none"
         ),
         computes=True,
-        begins_with="infini.runs.preflight:begin_training",
+        preflight="infini.runs.preflight:begin_training",
     ),
     Verb(
         "eval",
@@ -260,9 +260,12 @@ _VERBS = (
         "infini eval task=pg19",
         "infini.runs.evaluate",
         groups=("task", "model", "scale", "parallel"),
-        keys=("checkpoint", "length", "depth", "part", "seed", *PLACES),
-        also=(*COMPARED, "decoding.*", "tuned", "init_from", "report", "report.split", "experiment", "variant"),
-        never=DEVICES_OF_TRAINING,
+        keys=("checkpoint", "length", "depth", "part", "seed", *FOLDER_KEYS),
+        also_reads=(
+            *MODEL_SELECTION_KEYS,
+            *("decoding.*", "tuned", "init_from", "report", "report.split", "experiment", "variant"),
+        ),
+        excludes=DEVICES_OF_TRAINING,
         sweeps=True,
         if_stopped="results so far are kept, and the same command resumes after them",
         computes=True,
@@ -274,8 +277,8 @@ _VERBS = (
         "infini.runs.generate",
         groups=("decoding", "task", "model", "scale", "parallel"),
         keys=("prompt", "checkpoint", "save_state", "load_state", "seed", "results_dir"),
-        also=(*COMPARED, "cache_dir"),
-        never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
+        also_reads=(*MODEL_SELECTION_KEYS, "cache_dir"),
+        excludes=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
         read=read_texts,
         needs_reader=True,
     ),
@@ -286,12 +289,12 @@ _VERBS = (
         "infini.runs.summarize",
         groups=("decoding", "model", "scale", "parallel"),
         keys=("checkpoint", "output", "seed", "results_dir"),
-        also=(*COMPARED, "cache_dir"),
-        never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
+        also_reads=(*MODEL_SELECTION_KEYS, "cache_dir"),
+        excludes=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
         read=_read_summarize,
         takes_words=True,
         # What the model was trained for, and how summaries are sampled.
-        fixed=("task=booksum",),
+        fixed_settings=("task=booksum",),
     ),
     Verb(
         "table",
@@ -300,8 +303,8 @@ _VERBS = (
         "infini.runs.table",
         groups=("report", "scale", "logger"),
         keys=("full", "results_dir"),
-        also=(*OF_REPORTS, *TRAINED, "seed", "cache_dir"),
-        never=("logger.validate_every",),
+        also_reads=(*REPORT_KEYS, *TRAINING_KEYS, "seed", "cache_dir"),
+        excludes=("logger.validate_every",),
         check=_check_table,
     ),
     Verb(
@@ -311,9 +314,9 @@ _VERBS = (
         "infini.runs.figure",
         groups=("report",),
         choices=("scale",),
-        all_of=("report",),
+        default_all=("report",),
         keys=("results_dir",),
-        also=(*OF_REPORTS, "seed"),
+        also_reads=(*REPORT_KEYS, "seed"),
         if_stopped="figures drawn so far are complete, and the same command draws all of them again",
     ),
     Verb(
@@ -322,14 +325,14 @@ _VERBS = (
         "infini reproduce seed=1,2,3",
         "infini.runs.reproduce",
         groups=("report", *TRAINING_GROUPS, "logger"),
-        keys=("seed", "length", "depth", "full", "plan", "workers", *PLACES),
-        also=(*OF_REPORTS, *TRAINED, "decoding.*"),
+        keys=("seed", "length", "depth", "full", "plan", "workers", *FOLDER_KEYS),
+        also_reads=(*REPORT_KEYS, *TRAINING_KEYS, "decoding.*"),
         # A name for all of its runs would tell none of them from the others.
-        never=("init_from", "logger.run_name"),
+        excludes=("init_from", "logger.run_name"),
         read=_read_reproduce,
         if_stopped="finished runs are recorded, and the same command resumes after them",
         computes=True,
-        shares=True,
+        shares_runs=True,
     ),
     Verb(
         "publish",
@@ -338,7 +341,7 @@ _VERBS = (
         "infini.runs.publish",
         groups=("report", "scale"),
         keys=("results_dir",),
-        also=(*OF_REPORTS, *TRAINED, "seed", "cache_dir"),
+        also_reads=(*REPORT_KEYS, *TRAINING_KEYS, "seed", "cache_dir"),
         read=_read_publish,
         takes_words=True,
     ),
@@ -351,8 +354,8 @@ _VERBS = (
         keys=("seed", "results_dir"),
         choices=("scale",),
         # `model` says which options there are to set.
-        also=("task", "task.positions", "model.*"),
-        never=DEVICES_OF_TRAINING,
+        also_reads=("task", "task.positions", "model.*"),
+        excludes=DEVICES_OF_TRAINING,
         sweeps=True,
         if_stopped="nothing is recorded of the interrupted measurement, and the same command repeats it",
         computes=True,
@@ -365,12 +368,12 @@ _VERBS = (
         "infini.runs.inject",
         groups=("model",),
         keys=("base", "out", "checkpoint", "results_dir"),
-        also=("dims.segment_length",),
-        never=("model.base", "model.memory", "model.train", "model.lora_rank"),
-        short=INJECT_SHORT,
+        also_reads=("dims.segment_length",),
+        excludes=("model.base", "model.memory", "model.train", "model.lora_rank"),
+        aliases=INJECT_SHORT,
         read=_read_inject,
         # Its own defaults.
-        fixed=("model=llm", f"dims.segment_length={SEGMENT}", "model.dtype=null"),
+        fixed_settings=("model=llm", f"dims.segment_length={SEGMENT}", "model.dtype=null"),
     ),
 )
 

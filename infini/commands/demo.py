@@ -57,10 +57,10 @@ VERB = Verb(
     "infini demo",
     "infini.runs.demo",
     keys=("key", "length", "place"),
-    also=("parallel.accelerator", "parallel.precision"),
+    also_reads=("parallel.accelerator", "parallel.precision"),
     read=_read_demo,
     # Its own default.
-    fixed=("length=1M",),
+    fixed_settings=("length=1M",),
     needs_reader=True,
     check=_check_demo,
 )

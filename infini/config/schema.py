@@ -31,7 +31,7 @@ MAX_ROWS = 2**20
 """Maximum rows of a batch, and entries of a vocabulary: more could exhaust the memory without an error message."""
 LISTS = ("length", "depth")
 """Root keys that are lists; a single value is a list of one."""
-TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out", "key", "place")
+RAW_TEXT_KEYS = ("prompt", "save_state", "load_state", "output", "base", "out", "key", "place")
 """Root keys whose values are taken as they are typed, without Hydra's grammar."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be null. They have no dataclass: their files set values of other groups."""
@@ -39,13 +39,13 @@ OPTIONAL_GROUPS = ("tuned", "experiment")
 TRAINING_GROUPS = ("task", "model", "dims", "scale", "optimizer", "recipe", "parallel")
 """Groups that decide a training. In these sets of keys, a pattern is a key, the name of a group (its choice), or
 `group.*` (its choice and all of its keys)."""
-TRAINED = (*(f"{group}.*" for group in TRAINING_GROUPS), "tuned", "init_from")
+TRAINING_KEYS = (*(f"{group}.*" for group in TRAINING_GROUPS), "tuned", "init_from")
 """What decides a training; a search identifies its trainings by these."""
-OF_REPORTS = ("report.*", "experiment")
+REPORT_KEYS = ("report.*", "experiment")
 """What selects a report and changes it."""
 SHOWN = ("full", "logger.*")
 """What decides where a report's table is shown, and how much of it."""
-PLACES = ("results_dir", "cache_dir")
+FOLDER_KEYS = ("results_dir", "cache_dir")
 """Root keys that say where files go."""
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from infini.config.schema import TEXTS, LoggerConfig, TaskConfig, groups, schema_of, settings_in
+from infini.config.schema import RAW_TEXT_KEYS, LoggerConfig, TaskConfig, groups, schema_of, settings_in
 from infini.errors import InputError, did_you_mean, nearest, require
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def _noun(hint: Any) -> str:
 def _converted(key: str, value: Any, hint: Any) -> Any:
     """`value` as an annotated type; InputError naming `key` otherwise."""
     kinds = _arms(hint)
-    if value == "" and type(None) in kinds and key not in TEXTS:
+    if value == "" and type(None) in kinds and key not in RAW_TEXT_KEYS:
         wanted = "must be a run id or a folder" if key in ("checkpoint", "init_from") else "is empty; give it a value"
         raise InputError(f"{key}='': {wanted}, or null")
     kind = next((kind for kind in kinds if _is(value, kind)), None)

@@ -17,7 +17,7 @@ from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_ends, new
 from infini.report.palette import MUTED, drawn_as, looks
 from infini.report.selection import Selection
 from infini.report.stats import Effect, paired_difference
-from infini.report.tables import CLUSTERED, MISSING, Row, Table, effect_cell, measured_cell, whose
+from infini.report.tables import CLUSTERED, MISSING, Row, Table, effect_cell, measured_cell, source_label
 
 if TYPE_CHECKING:
     from infini.report.text_report import Report
@@ -110,7 +110,7 @@ def growth_table(report: Report, source: str, selection: Selection) -> Table:
     title = (
         f"{report.benchmarks[report.task]}: loss minus the loss of another model with as many training tokens, and its "
         f"change from one budget to another, in nats a token [95 % interval, {CLUSTERED}, each cell by itself] "
-        f"({whose(source)}), paired by document and by the seeds that both models have at every budget; a change below "
+        f"({source_label(source)}), paired by document and by the seeds that both models have at every budget; a change below "
         "0: the model gains on the other as training grows"
     )
     return Table(title, (*columns, "Seeds"), tuple(rows))

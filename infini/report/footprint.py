@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
-from infini.config.schema import OF_REPORTS, SHOWN
+from infini.config.schema import REPORT_KEYS, SHOWN
 from infini.errors import InputError, did_you_mean
 from infini.report.kind import OwnVerb, ReportKind
 from infini.report.tables import DASH, MISSING, Cell, Origin, RenderedReport, Row, Table, quoted
@@ -189,7 +189,7 @@ class MemoryReport(ReportKind):
     shows_own_runs = False
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
         "table": OwnVerb(
-            (*OF_REPORTS, "task", "task.positions", "model.*", "dims.*", "recipe.*", "scale", "results_dir", *SHOWN),
+            (*REPORT_KEYS, "task", "task.positions", "model.*", "dims.*", "recipe.*", "scale", "results_dir", *SHOWN),
             ("model", "model.name"),
             "infini.runs.table_memory",
         )

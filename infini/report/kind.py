@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
 
-from infini.config.schema import OF_REPORTS, PLACES, SHOWN, TRAINED, groups, settings_in
+from infini.config.schema import FOLDER_KEYS, REPORT_KEYS, SHOWN, TRAINING_KEYS, groups, settings_in
 from infini.config.typed import build
 from infini.records import value_at
 from infini.report.tables import RenderedReport, Table
 
-FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir", *SHOWN)
+FINISHED_RUNS = (*REPORT_KEYS, "scale", "seed", "results_dir", *SHOWN)
 """Keys of verbs that use finished runs only."""
-REPRODUCED = (*OF_REPORTS, *TRAINED, "seed", "plan", "workers", *PLACES, *SHOWN)
+REPRODUCED = (*REPORT_KEYS, *TRAINING_KEYS, "seed", "plan", "workers", *FOLDER_KEYS, *SHOWN)
 """Keys that `infini reproduce` reads with every report that it can make."""
 
 
@@ -29,7 +29,7 @@ class OwnVerb:
 
     patterns: tuple[str, ...] | None
     """Keys that it reads, see infini.config.schema; None: those that the verb declares."""
-    never: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     """Keys that it does not read although a pattern covers them."""
     module: str = ""
     """Module with a function of the verb's name that does the work; empty: the verb's own module does it."""

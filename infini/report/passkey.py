@@ -261,7 +261,7 @@ class PasskeyReport(RowMatchingReport):
         others = [name for name, row in self.rows.items() if not row.paper]
         accuracy = rows_by_source(self.titles, sources, printed, cells, others, label)
         behind = [
-            _behind(self, name, selection.runs[name], selection, source)
+            _details_row(self, name, selection.runs[name], selection, source)
             for name in self.rows
             for source, selection in sources.items()
             if name in selection.runs
@@ -367,7 +367,7 @@ def tokens_of_filler(value: float) -> str:
     return f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
 
 
-def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: Selection, source: str) -> Row:
+def _details_row(report: PasskeyReport, name: str, runs: list[RunRecord], selection: Selection, source: str) -> Row:
     chosen = list(chosen_cells(report, runs).values())
     used = list({run.run_id: run for run, _ in chosen}.values())
     ids = [run.run_id for run in used]

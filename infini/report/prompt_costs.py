@@ -17,7 +17,7 @@ from infini.report.palette import look_of
 from infini.report.tables import Cell, RenderedReport, Row, Source, Table, measured_cell, measured_on
 
 SERIES = "prompts"
-OWN = "own"
+BASE_CACHE = "own"
 """Key of the base with its own cache in a record; the other keys are segment lengths. See infini.bench.prompts."""
 
 
@@ -73,13 +73,13 @@ def curves(run: RunRecord, measure: Measure) -> dict[str, dict[int, float]]:
             n: max(statistics.median(lengths[str(n)][way][measure.key]) / measure.scale, 1e-9)
             for n in sorted(map(int, lengths))
         }
-        for way in sorted(ways, key=lambda way: -math.inf if way == OWN else -int(way))
+        for way in sorted(ways, key=lambda way: -math.inf if way == BASE_CACHE else -int(way))
     }
 
 
 def title_of(way: str) -> str:
     """The title of a row or line."""
-    return "its own cache" if way == OWN else f"memory, segments of {int(way):,}"
+    return "its own cache" if way == BASE_CACHE else f"memory, segments of {int(way):,}"
 
 
 def build_prompt_report(report: ReportKind, scale: str, run: RunRecord | None, source: Source) -> RenderedReport:
@@ -113,8 +113,8 @@ def _crossings(found: Mapping[Measure, Mapping[str, Mapping[int, float]]], run: 
         text = f"not up to {format_length(lengths[-1])}" if at is None else text
         return Cell(text, "computed", at, run_ids=(run.run_id,), source=source)
 
-    ways = [way for way in next(iter(found.values())) if way != OWN]
-    rows = [Row(way, title_of(way), tuple(cell(of[way], of[OWN]) for of in found.values())) for way in ways]
+    ways = [way for way in next(iter(found.values())) if way != BASE_CACHE]
+    rows = [Row(way, title_of(way), tuple(cell(of[way], of[BASE_CACHE]) for of in found.values())) for way in ways]
     title = "Where the memory overtakes the base's own cache, in tokens"
     return Table(title, tuple(measure.better for measure in MEASURES), tuple(rows), "Cache")
 
@@ -123,7 +123,7 @@ def _notes(run: RunRecord, source: Source) -> list[str]:
     measured = run.series[SERIES]
     repeats: dict[int, list[str]] = {}
     for n in sorted(map(int, measured["lengths"])):
-        count = len(measured["lengths"][str(n)][OWN]["read_seconds"])
+        count = len(measured["lengths"][str(n)][BASE_CACHE]["read_seconds"])
         repeats.setdefault(count, []).append(format_length(n))
     repeated = "; ".join(
         f"{', '.join(names)}: {f'medians of {count} interleaved repeats' if count > 1 else 'read once'}"
@@ -148,7 +148,7 @@ def draw_prompt_costs(run: RunRecord, folder: Path) -> list[Path]:
         first, second, third = figure.subplots(1, 3, gridspec_kw={"wspace": 0.4})
         ends = []
         for variant, way in enumerate(read):
-            look = look_of("full") if way == OWN else look_of("llm", variant - 1)
+            look = look_of("full") if way == BASE_CACHE else look_of("llm", variant - 1)
             for axes, points in ((first, read[way]), (second, decode[way]), (third, peak[way])):
                 axes.plot(list(points), list(points.values()), **look.drawn | {"fillstyle": "full"})
             held = cache[way]

@@ -185,7 +185,7 @@ def effect_cell(effect: Effect, source: str) -> Cell:
     return measured_cell(text, source, mean, effect.n_seeds, effect.run_ids, half, "ci")
 
 
-def whose(source: str) -> str:
+def source_label(source: str) -> str:
     """The runs of a table of one source, in words."""
     return "your runs" if source == "yours" else "published runs"
 

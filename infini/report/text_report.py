@@ -42,7 +42,7 @@ from infini.report.tables import (
     products,
     provenance,
     quoted,
-    whose,
+    source_label,
 )
 from infini.report.text_measures import (
     Counts,
@@ -508,7 +508,7 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
     kept = [at for at in range(len(measures)) if any(row.cells[at].origin == "measured" for row in rows)]
     shown = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows)
     names = tuple(name for at, name in enumerate(measures) if at in kept)
-    return Table(f"{report.benchmarks[report.task]}: {what} ({whose(source)})", names, shown)
+    return Table(f"{report.benchmarks[report.task]}: {what} ({source_label(source)})", names, shown)
 
 
 def _trainings_table(report: Report, source: str, selection: Selection) -> Table:
@@ -531,7 +531,7 @@ def _trainings_table(report: Report, source: str, selection: Selection) -> Table
             rows.append(Row(row, marked(report.models[row], selection, row), tuple(cells)))
     title = (
         f"{report.benchmarks[report.task]}: start (UTC) and wall-clock seconds of each training, evaluations not "
-        f"counted ({whose(source)}); most shared their machine with other work"
+        f"counted ({source_label(source)}); most shared their machine with other work"
     )
     return Table(title, tuple(f"Seed {seed}" for seed in seeds), tuple(rows))
 
@@ -588,7 +588,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         rows.append(Row(model, marked(report.models[model], selection, model), tuple(cells)))
     title = (
         f"{report.benchmarks[report.task]}: knock-outs of the memory, in nats a token [95 % interval, {CLUSTERED}] "
-        f"({whose(source)}): loss added by resetting it at every segment, loss added by another document's memory "
+        f"({source_label(source)}): loss added by resetting it at every segment, loss added by another document's memory "
         "(both say how far a model relies on its memory, not what the memory is worth)"
     )
     if report.baseline:
@@ -623,7 +623,8 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
     )
     title = (
         f"{report.benchmarks[report.task]}: loss minus the loss of {_baseline(report)} {by_what}, in "
-        f"nats a token {PLUS_MINUS} half of its 95 % interval, {CLUSTERED}, each cell by itself ({whose(source)})"
+        f"nats a token {PLUS_MINUS} half of its 95 % interval, {CLUSTERED}, each cell by itself "
+        f"({source_label(source)})"
     )
     return Table(title, (*columns, *_baseline_columns(report), "Seeds"), tuple(rows))
 

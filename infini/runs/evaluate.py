@@ -38,9 +38,9 @@ from infini.system.devices import begin_peak_memory, peak_memory_bytes, pick_dev
 from infini.system.progress import plain_console
 from infini.training.checkpoint import load_model, read_description
 
-OF_A_MODEL = ("model", "checkpoint", "part")
+MODEL_KEYS = ("model", "checkpoint", "part")
 """Keys and groups that evaluations without a model refuse."""
-GIVEN_TO_A_MODEL = (
+IGNORED_WITHOUT_MODEL = (
     *("length", "decoding", "tuned", "dims", "recipe", "optimizer", "init_from"),
     *("task.input_length", "task.chat", "task.summary_tokens"),
 )
@@ -65,9 +65,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
         )
     if reference is not None:
         for key in map(key_of, overrides):
-            if key.partition(".")[0] in OF_A_MODEL:
+            if key.partition(".")[0] in MODEL_KEYS:
                 raise InputError(f"{key}: task.reference={reference} evaluates no model, so this key has no effect")
-            if key in GIVEN_TO_A_MODEL or key.partition(".")[0] in GIVEN_TO_A_MODEL:
+            if key in IGNORED_WITHOUT_MODEL or key.partition(".")[0] in IGNORED_WITHOUT_MODEL:
                 print(f"{key}: has no effect: task.reference={reference} evaluates no model", file=sys.stderr)
         record = evaluate_reference(cfg, overrides, reference)
     else:

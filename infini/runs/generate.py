@@ -86,21 +86,21 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
             save_reader(reader, save_state, about)
         generator = torch.Generator().manual_seed(cfg.seed)
         started, new = time.perf_counter(), 0
-        speak = tokenizer.stream_decoder()
+        decode_token = tokenizer.stream_decoder()
         options = cfg.decoding
-        drawn = generate(
+        sampled = generate(
             reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.stop_ids
         )
-        for token, _ in drawn:
+        for token, _ in sampled:
             new += 1
-            print(speak(token), end="", flush=True)
+            print(decode_token(token), end="", flush=True)
         if new:
             print()
     spent = time.perf_counter() - started
     read_speed = f"{read:,} tokens read in {seconds:.1f} s" if read else "nothing read"
     saved = f"; state in {save_state}" if save_state is not None else ""
-    drawing = f"; {new:,} tokens generated, {1000 * spent / new:.1f} ms each" if new else ""
-    print(f"{read_speed}{drawing}{saved}", file=sys.stderr)
+    generated = f"; {new:,} tokens generated, {1000 * spent / new:.1f} ms each" if new else ""
+    print(f"{read_speed}{generated}{saved}", file=sys.stderr)
     return 0
 
 

@@ -13,7 +13,7 @@ from infini.config.schema import Config, key_of
 from infini.errors import InputError
 from infini.models import base_of
 from infini.pretrained.base_names import local_path
-from infini.system.paths import INCOMPLETE, check_name, home_expanded, scratch_folder
+from infini.system.paths import SCRATCH_PREFIX, check_name, home_expanded, scratch_folder
 from infini.training.checkpoint import load_model, named_folder, read_description
 
 
@@ -60,7 +60,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
 
 def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None) -> int:
     """Write the trained model of cfg.checkpoint as a folder for transformers."""
-    typed = [key_of(text) for text in overrides[len(verbs()["inject"].fixed) :]]
+    typed = [key_of(text) for text in overrides[len(verbs()["inject"].fixed_settings) :]]
     given = ["base"] * (base is not None) + [key for key in typed if key.startswith(("model.", "dims."))]
     if given := [key for key in given if key != "model.dtype"]:
         raise InputError(f"{given[0]}: checkpoint={cfg.checkpoint} has its own; leave it out")
@@ -131,6 +131,6 @@ def _new_folder(out: str | None) -> Path:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"out={out!r}: exists and is not a folder; name another one")
     # What a killed process left is no content.
-    if folder.is_dir() and any(not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
+    if folder.is_dir() and any(not path.name.startswith(SCRATCH_PREFIX) for path in folder.iterdir()):
         raise InputError(f"out={out!r}: the folder is not empty; name another one")
     return folder

@@ -208,12 +208,16 @@ def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, s
         keys = list(map(key_of, overrides))
         made["dims"]["segment_length"] = segment_length(cfg, keys)
         made["model"] = model_options(cfg, keys)
-    wanted, model = _question(made), made["model"]["name"]
-    fitting = [run for run in runs if run.model == model and _question(run.config) == wanted and fits_variant(cfg, run)]
+    wanted, model = _evaluation_identity(made), made["model"]["name"]
+    fitting = [
+        run
+        for run in runs
+        if run.model == model and _evaluation_identity(run.config) == wanted and fits_variant(cfg, run)
+    ]
     return list(on_the_data(cfg, fitting, split))
 
 
-def _question(config: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation_identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration asks, and of which model. Recipe and optimizer belong to the training."""
     identity = config_identity(config)
     return {key: identity.get(key) for key in ("task", "model", "dims", "scale", "parallel", "seed")}

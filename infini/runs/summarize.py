@@ -63,7 +63,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
 
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    settings = [text for text in overrides if text not in verbs()["summarize"].fixed]
+    settings = [text for text in overrides if text not in verbs()["summarize"].fixed_settings]
     opened = open_model(cfg, settings, folder, device)
     model, tokenizer = opened.model, opened.tokenizer
     reader: Reader | SourceReader
@@ -96,7 +96,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
             with progress_bar(f"encoding {paths[0]}", read, shown) as advance:
                 reader = SourceReader.begin(model, book, tokenizer.bos_id, advance)
         options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
-        speak, said = tokenizer.stream_decoder(), []
+        decode_token, said = tokenizer.stream_decoder(), []
         # A printed summary needs no progress bar.
         silent: Any = nullcontext(lambda tokens: None)
         bar = silent if written is None else progress_bar("summarizing", max(options.max_new_tokens, 1), shown)
@@ -104,7 +104,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
             for token, _ in generate(
                 reader, options.max_new_tokens, options.temperature, options.top_p, generator, ends
             ):
-                said.append(speak(token))
+                said.append(decode_token(token))
                 advance(1)
                 if written is None:
                     print(said[-1], end="", flush=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from infini import records
 from infini.config.compose import config_hash
-from infini.config.schema import PLACES, Config
+from infini.config.schema import FOLDER_KEYS, Config
 from infini.errors import BusyError
 from infini.evaluation.result_cache import cache_path
 from infini.records import RunRecord
@@ -29,7 +29,7 @@ from infini.system.progress import duration
 T = TypeVar("T")
 SECONDS_BETWEEN = 1.0
 """Seconds after which a process that waits looks whether another one has ended."""
-_NOT_IDENTIFYING = ("logger", "parallel", "full", "plan", "workers", *PLACES)
+_NOT_IDENTIFYING = ("logger", "parallel", "full", "plan", "workers", *FOLDER_KEYS)
 """Root keys that two commands may set differently for the same evaluation."""
 _PUBLISHED = "*"
 """Marks the time of a published run."""

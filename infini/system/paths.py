@@ -15,7 +15,7 @@ from infini.errors import BusyError, InputError
 
 LONGEST_NAME = 255
 """Bytes of the name of a file or a folder at most, on all common file systems."""
-_BESIDE = 14
+_TEMP_SUFFIX_BYTES = 14
 """What a file's temporary neighbour has more, while it is written."""
 
 
@@ -49,13 +49,15 @@ def check_name(key: str, path: Path) -> None:
     """Raise InputError where a file of this name could not be written because the name is too long. Checked before a
     long run, not after it."""
     *folders, name = path.parts or ("",)
-    sizes = [*(len(os.fsencode(folder)) for folder in folders), len(os.fsencode(name)) + _BESIDE]
+    sizes = [*(len(os.fsencode(folder)) for folder in folders), len(os.fsencode(name)) + _TEMP_SUFFIX_BYTES]
     if max(sizes) > LONGEST_NAME:
-        raise InputError(f"{key}={str(path)!r}: a name in it is too long ({LONGEST_NAME - _BESIDE} bytes at most)")
+        raise InputError(
+            f"{key}={str(path)!r}: a name in it is too long ({LONGEST_NAME - _TEMP_SUFFIX_BYTES} bytes at most)"
+        )
 
 
 DAY = 24 * 3600
-INCOMPLETE = ".incomplete-"
+SCRATCH_PREFIX = ".incomplete-"
 """How the names of scratch folders begin."""
 
 
@@ -65,12 +67,12 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
     What killed processes left is removed: such folders in which nothing was written for a day.
     """
-    for left in parent.glob(f"{INCOMPLETE}*"):
+    for left in parent.glob(f"{SCRATCH_PREFIX}*"):
         with suppress(OSError):
             newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
             if newest < time.time() - DAY:
                 shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=INCOMPLETE) as made:
+    with tempfile.TemporaryDirectory(dir=parent, prefix=SCRATCH_PREFIX) as made:
         yield Path(made)
 
 

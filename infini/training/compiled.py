@@ -55,11 +55,10 @@ def compile_layers(cfg: Config, model: torch.nn.Module, device: torch.device) ->
 
 def _in_one_line(message: logging.LogRecord) -> bool:
     """Shorten the hundred lines that torch logs where compilation fails."""
-    told = [line for line in message.getMessage().splitlines() if "Error: " in line]
+    lines = [line for line in message.getMessage().splitlines() if "Error: " in line]
     if "WON'T CONVERT" in message.getMessage():
-        message.msg = (
-            f"parallel.compile: compilation failed, continuing without it ({told[-1].strip() if told else 'no reason'})"
-        )
+        reason = lines[-1].strip() if lines else "no reason"
+        message.msg = f"parallel.compile: compilation failed, continuing without it ({reason})"
         message.args, message.exc_info, message.exc_text = None, None, None
     return True
 

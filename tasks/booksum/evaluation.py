@@ -59,8 +59,8 @@ def evaluate(
     # With the model's options, because an evaluation may change those of an encoder-decoder.
     options, chat = sorted(cfg.model.items()), ["chat"] if task.chat else []
     decides = (identity_of_reader(record), cfg.dims.segment_length, cfg.seed, books.revision, options, *chat)
-    drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
-    path = cache_path(cfg.results_dir, task.name, *decides, *drawing)
+    sampling = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
+    path = cache_path(cfg.results_dir, task.name, *decides, *sampling)
     cache = ResultCache(path, _FIELDS, record, parse_part(cfg.part))
     own = cache.share(range(len(opened)))
     wanted = {_name(length, opened.names[index]): (length, index) for length in lengths for index in range(len(opened))}
@@ -195,9 +195,9 @@ def summarise(
     generator = torch.Generator().manual_seed(seed)
     started = time.perf_counter()
     tokens = []
-    drawing = (options.max_new_tokens, options.temperature, options.top_p)
+    sampling = (options.max_new_tokens, options.temperature, options.top_p)
     # A chat's end of a turn is the template's; a model may end the text otherwise.
-    for token, _ in generate(reader, *drawing, generator, {frame.end, *tokenizer.stop_ids}):
+    for token, _ in generate(reader, *sampling, generator, {frame.end, *tokenizer.stop_ids}):
         tokens.append(token)
         advance(DECODE_COST)
     advance(DECODE_COST * (options.max_new_tokens - len(tokens)))
@@ -252,9 +252,9 @@ def _note_of_unscored(names: Sequence[str], summaries: Sequence[Sequence[str]]) 
     if sum(usable) == total:
         return ""
     unscored = [name for name, count in zip(names, usable, strict=True) if not count]
-    told = f"{total - sum(usable)} of {total} summaries by people have no word of a-z or 0-9; ROUGE counts no others"
+    note = f"{total - sum(usable)} of {total} summaries by people have no word of a-z or 0-9; ROUGE counts no others"
     few = ", ".join(unscored[:5]) + (f" and {len(unscored) - 5} more" if len(unscored) > 5 else "")
-    return told + (f"; not scored: {len(unscored)} of {len(names)} books ({few})" if unscored else "")
+    return note + (f"; not scored: {len(unscored)} of {len(names)} books ({few})" if unscored else "")
 
 
 def _name(length: int, book: str) -> str:

@@ -127,8 +127,8 @@ def _answer(
     read_seconds = time.perf_counter() - started
     tokens: list[int] = []
     score = 0.0
-    drawn = generate(reader, prompt.max_new_tokens, 0.0, 1.0, torch.Generator(), tokenizer.stop_ids)
-    for token, _ in drawn:
+    sampled = generate(reader, prompt.max_new_tokens, 0.0, 1.0, torch.Generator(), tokenizer.stop_ids)
+    for token, _ in sampled:
         tokens.append(token)
         score = prompt.score(tokenizer.decode(tokens))
         # More text cannot change a full score.

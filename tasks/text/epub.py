@@ -145,8 +145,8 @@ class _Book:
         if len(textless) == len(spine):
             self._fail(f"all of its pages are images or the like, which have no text: {_few(textless)}")
         if textless:
-            told = f"{len(textless)} of {len(spine)} pages are images or the like, which have no text: {_few(textless)}"
-            print(f"{str(self.path)!r}: {told}", file=sys.stderr)
+            note = f"{len(textless)} of {len(spine)} pages are images or the like, which have no text: {_few(textless)}"
+            print(f"{str(self.path)!r}: {note}", file=sys.stderr)
         return "\n\n".join(paragraphs)
 
     def _fail(self, why: str) -> NoReturn:

@@ -91,7 +91,7 @@ class Operators(TorchDispatchMode):
 
 def test_a_rate_is_that_of_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything else that is timed would make the least time too long, and the share of it too high."""
-    monkeypatch.setattr(layer, "LARGE", 2**10)
+    monkeypatch.setattr(layer, "UNCACHED_NUMEL", 2**10)
     with Operators() as operators:
         rates = layer.measure_rates(1e12, torch.device("cpu"))
     assert min(rates.exponentials, rates.bytes) > 0

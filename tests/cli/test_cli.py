@@ -225,9 +225,9 @@ def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pyte
     assert cli.main([verb, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 120
-    cfg = dataclasses.asdict(compose(verbs()[verb].fixed))
+    cfg = dataclasses.asdict(compose(verbs()[verb].fixed_settings))
     in_groups, at_root = verbs()[verb].groups, verbs()[verb].keys
-    short = {whole: key for key, whole in verbs()[verb].short.items()}
+    short = {whole: key for key, whole in verbs()[verb].aliases.items()}
     keys = [*at_root, *(f"{group}.{key}" for group in in_groups if group != "report" for key in cfg[group]), *short]
     for key in keys:
         if key.endswith((".name", ".kind")):

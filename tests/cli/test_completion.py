@@ -70,7 +70,7 @@ def test_every_completed_key_is_a_key() -> None:
 
     for verb in verbs().values():
         roots = {key.partition(".")[0] for key in keys_of_verb(verb)}
-        assert roots <= {*Config.__dataclass_fields__, *verb.short}
+        assert roots <= {*Config.__dataclass_fields__, *verb.aliases}
 
 
 def test_printed_for_a_shell_it_knows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,8 +174,8 @@ def test_a_streamed_text_is_the_whole_text(tmp_path: Path) -> None:
         known = text if size > 1 else text[:20_000]
         assert "".join(part for _, part in parts) == known
         assert np.array_equal(np.concatenate([ids for ids, _ in parts]), tokenizer.encode(known))
-    speak = tokenizer.stream_decoder()
-    spoken = "".join(speak(int(token)) for token in tokenizer.encode(text[:500]))
+    decode_token = tokenizer.stream_decoder()
+    spoken = "".join(decode_token(int(token)) for token in tokenizer.encode(text[:500]))
     assert spoken == text[:500]
 
 

@@ -35,7 +35,7 @@ from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import USUAL, PretrainedLM, build
 from infini.report.load import load_report
 from infini.runs.common import with_base
-from infini.system.paths import INCOMPLETE
+from infini.system.paths import SCRATCH_PREFIX
 from infini.training.additions.length_extension import extended_in_two_calls
 from infini.training.additions.sparse_writes import penalty
 from infini.training.checkpoint import load_model
@@ -864,7 +864,7 @@ def test_an_inject_that_is_stopped_leaves_nothing(
             assert cli.main(words) == code
         assert out.exists() is there and [path for path in out.parent.rglob("*") if path != out] == []
     # What a killed process left does not count either.
-    (out if there else out.parent).joinpath(f"{INCOMPLETE}killed").mkdir()
+    (out if there else out.parent).joinpath(f"{SCRATCH_PREFIX}killed").mkdir()
     assert cli.main(words) == 0
     assert AutoTokenizer.from_pretrained(out) and AutoModelForCausalLM.from_pretrained(out)
     modes = {path.stat().st_mode & 0o777 for path in (out, out.parent)}

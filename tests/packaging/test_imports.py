@@ -207,7 +207,7 @@ assert not set({HEAVY!r}) & set(sys.modules)
     assert re.search(r"; [\d,]{7,} parameters if the vocabulary is as large as the published one; data ", line)
     # The preparations of a short training take longer than its steps.
     assert other.endswith(f"results in {tmp_path}/results")
-    assert verbs()["train"].begins_with == "infini.runs.preflight:begin_training"
+    assert verbs()["train"].preflight == "infini.runs.preflight:begin_training"
 
 
 def test_the_first_line_of_a_training_does_not_wait_for_torch(tmp_path: Path) -> None:

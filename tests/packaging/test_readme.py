@@ -81,7 +81,7 @@ def understand(command: str) -> None:
     sweeps = "-m" in words
     words = [word if sweeps else bracketed(word) for word in words if word != "-m"]
     taken = Arguments(words) if verb.read is None else verb.read(words)
-    settings = [*verb.fixed, *taken.overrides]
+    settings = [*verb.fixed_settings, *taken.overrides]
     for job in expand_sweep(settings) if sweeps else [[*settings, *taken.first]]:
         cfg = compose(job)
         if verb.check is not None:

@@ -343,19 +343,19 @@ def test_a_streamed_text_is_the_decoded_one(
     story_tokenizer: TextTokenizer, byte_fallback: TextTokenizer, text: str
 ) -> None:
     for tokenizer in (story_tokenizer, byte_fallback):
-        ids, speak = tokenizer.encode(text).tolist(), tokenizer.stream_decoder()
-        assert "".join(map(speak, ids)) == tokenizer.decode(ids)
+        ids, decode_token = tokenizer.encode(text).tolist(), tokenizer.stream_decoder()
+        assert "".join(map(decode_token, ids)) == tokenizer.decode(ids)
 
 
 def test_bytes_that_are_no_text_stop_no_stream(story_tokenizer: TextTokenizer, byte_fallback: TextTokenizer) -> None:
-    id_of, speak = byte_fallback._tokenizer.token_to_id, byte_fallback.stream_decoder()
+    id_of, decode_token = byte_fallback._tokenizer.token_to_id, byte_fallback.stream_decoder()
     tokens = ["<0xC3>", "<0xA9>", "<0xFF>", "▁", "a", "▁", "b", "<0xE2>", "<0x82>", "<0xAC>"]
-    assert [speak(id_of(token)) for token in tokens] == ["", "é", "", "\ufffd ", "a", " ", "b", "", "", "€"]
+    assert [decode_token(id_of(token)) for token in tokens] == ["", "é", "", "\ufffd ", "a", " ", "b", "", "", "€"]
     rng = np.random.default_rng(0)
     for tokenizer in (story_tokenizer, byte_fallback):
         for _ in range(20):
-            speak = tokenizer.stream_decoder()
-            assert "".join(map(speak, rng.integers(0, tokenizer.vocab_size, 100).tolist()))
+            decode_token = tokenizer.stream_decoder()
+            assert "".join(map(decode_token, rng.integers(0, tokenizer.vocab_size, 100).tolist()))
 
 
 def test_vocabulary_below_the_bytes_is_refused(corpus: Path, tmp_path: Path) -> None:

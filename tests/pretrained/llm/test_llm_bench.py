@@ -21,7 +21,7 @@ from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import key_of
 from infini.report.load import load_report
-from infini.report.prompt_costs import MEASURES, OWN, Measure, build_prompt_report, crossing, curves
+from infini.report.prompt_costs import BASE_CACHE, MEASURES, Measure, build_prompt_report, crossing, curves
 from infini.runs import bench, figure
 
 SUITE = ["suite=llm_generate", "suite.prompt_tokens=[64,24]", "suite.prompt_segments=[8,16]", "parallel.precision=fp32"]
@@ -44,7 +44,7 @@ def results(corpus: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) 
     words = [*without_sizes(Runner(corpus, folder, None).settings), *SUITE, f"model.base={base}"]  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
-        for name, value in (("CALL", 16), ("NEW_TOKENS", 4), ("REPEATS", 2), ("REPEATED_TOKENS", 32)):
+        for name, value in (("TOKENS_PER_CALL", 16), ("NEW_TOKENS", 4), ("REPEATS", 2), ("REPEATED_TOKENS", 32)):
             patch.setattr(prompts, name, value)
         assert cli.main(["bench", *(text for text in words if verbs()["bench"].reads(key_of(text)))]) == 0
     return folder
@@ -91,16 +91,16 @@ def test_what_is_measured(measured: Runner, base: Path) -> None:
     found = run.series["prompts"]
     assert (run.verb, run.model, run.config["dims"]["d_model"]) == ("bench", "llm", 16)
     assert found["base"]["name"] == base.name and found["options"]["update_rule"] == "delta"
-    assert {n: len(ways[OWN]["read_seconds"]) for n, ways in found["lengths"].items()} == {"24": 2, "64": 1}
+    assert {n: len(ways[BASE_CACHE]["read_seconds"]) for n, ways in found["lengths"].items()} == {"24": 2, "64": 1}
     for ways in found["lengths"].values():
-        assert set(ways) == {OWN, "8", "16"}
+        assert set(ways) == {BASE_CACHE, "8", "16"}
         for one in ways.values():
             assert set(one) == {measure.key for measure in MEASURES}
             assert all(value > 0 for key in ("read_seconds", "decode_milliseconds") for value in one[key])
     cache = {way: [int(points[n]) for n in (24, 64)] for way, points in curves(run, _in_bytes()).items()}
     # Layers x (keys, values) x one head of 8 x 4 bytes; the prompt and four tokens, two of them before its length.
     per_token = 2 * 2 * 8 * 4
-    assert cache[OWN][1] - cache[OWN][0] == (64 - 24) * per_token
+    assert cache[BASE_CACHE][1] - cache[BASE_CACHE][0] == (64 - 24) * per_token
     assert cache["8"][0] == cache["8"][1] and cache["16"][0] == cache["16"][1]
     assert cache["16"][0] - cache["8"][0] == 8 * per_token
 
@@ -145,12 +145,12 @@ def test_crossing_points_in_words(measured: Runner) -> None:
     lengths = run.series["prompts"]["lengths"]
     run.series["prompts"]["lengths"] = {"2048": lengths["24"], "8192": lengths["64"]}
     for n, own, small, large in (("2048", 1.0, 2.0, 0.5), ("8192", 4.0, 2.0, 5.0)):
-        for way, value in ((OWN, own), ("8", small), ("16", large)):
+        for way, value in ((BASE_CACHE, own), ("8", small), ("16", large)):
             for measure in MEASURES:
                 run.series["prompts"]["lengths"][n][way][measure.key] = [value * measure.scale]
     report = load_report(compose(["report=llm_generate"]).report)
     *others, crossings = build_prompt_report(report, "laptop", run, "yours").tables
-    assert [row.model for row in others[0].rows] == [OWN, "16", "8"]
+    assert [row.model for row in others[0].rows] == [BASE_CACHE, "16", "8"]
     # Two of the four new tokens belong to the length.
     assert others[0].columns == ("2K", "8K") and others[1].cell("8", "8K").text == "4,095"
     assert crossings.cell("8", "Reads faster from").text == "4.0K"
