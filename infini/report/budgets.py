@@ -108,10 +108,10 @@ def growth_table(report: Report, source: str, selection: Selection) -> Table:
         title = f"{report.models[growth.row]} minus {report.models[growth.other]}"
         rows.append(Row(f"{growth.row} minus {growth.other}", title, tuple(cells)))
     title = (
-        f"{report.benchmarks[report.task]}: loss minus the loss of another model with as many training tokens, and its "
-        f"change from one budget to another, in nats a token [95 % interval, {CLUSTERED}, each cell by itself] "
-        f"({source_label(source)}), paired by document and by the seeds that both models have at every budget; a change below "
-        "0: the model gains on the other as training grows"
+        f"{report.benchmarks[report.task]}: loss minus the loss of another model with as many training tokens, and "
+        f"its change from one budget to another, in nats a token [95 % interval, {CLUSTERED}, each cell by itself] "
+        f"({source_label(source)}), paired by document and by the seeds that both models have at every budget; a "
+        "change below 0: the model gains on the other as training grows"
     )
     return Table(title, (*columns, "Seeds"), tuple(rows))
 

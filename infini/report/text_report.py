@@ -588,8 +588,8 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         rows.append(Row(model, marked(report.models[model], selection, model), tuple(cells)))
     title = (
         f"{report.benchmarks[report.task]}: knock-outs of the memory, in nats a token [95 % interval, {CLUSTERED}] "
-        f"({source_label(source)}): loss added by resetting it at every segment, loss added by another document's memory "
-        "(both say how far a model relies on its memory, not what the memory is worth)"
+        f"({source_label(source)}): loss added by resetting it at every segment, loss added by another document's "
+        "memory (both say how far a model relies on its memory, not what the memory is worth)"
     )
     if report.baseline:
         title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"
