@@ -81,7 +81,8 @@ class ClaimsReport(ReportKind):
             for name in groups()["report"]
             for claim in settings_in("report", name).get("own_claims", ())
         ]
-        return build(cls, {**config, "claims": [*config["claims"], *own]}, "report")
+        listed = config["claims"]
+        return build(cls, {**config, "claims": [*listed, *own] if isinstance(listed, list) else listed}, "report")
 
     def __post_init__(self) -> None:
         if twice := [name for name, count in Counter(claim.name for claim in self.claims).items() if count > 1]:

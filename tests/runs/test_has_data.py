@@ -10,8 +10,13 @@ from tiny_runs import write_corpus
 from infini.runs import common, has_data
 
 
-def test_missing_texts_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_texts_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(common, "reachable", lambda: False)
+    # Other tests leave texts of the hub in the folder that they share.
+    monkeypatch.setenv("INFINI_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
     assert has_data.main(["pg19", "booksum"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["pg19", "booksum"]
