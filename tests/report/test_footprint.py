@@ -13,9 +13,9 @@ from infini.errors import InputError
 from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.nn.state import State, is_memory, leaves, memory_floats
+from infini.records import xl_cache
 from infini.report.footprint import PAPER, TABLE1, MemoryReport, Symbols, printed
 from infini.report.load import load_report, report_of_runs
-from infini.records import xl_cache
 from infini.runs import table_memory
 from infini.runs.table_memory import measure, table
 
