@@ -20,8 +20,8 @@ TOKENS_PER_CALL = 4096
 """Tokens per call with a memory, as in `infini generate`. The base reads its prompt in one call, as stock generate()
 does. Several calls would need a mask, which makes it slower."""
 NEW_TOKENS = 32
-"""Tokens generated after the prompt. The prompt is half as many tokens shorter than its nominal length. So half of the
-tokens are generated before the end of a segment, and half after it."""
+"""Tokens generated after the prompt. The prompt is NEW_TOKENS / 2 tokens shorter than its nominal length. So half of
+the tokens are generated before the end of a segment, and half after it."""
 REPEATS, REPEATED_TOKENS = 3, 16384
 """How often each variant reads a prompt. Prompts longer than REPEATED_TOKENS are read once."""
 BASE_CACHE = "own"

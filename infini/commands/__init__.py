@@ -382,4 +382,5 @@ _VERBS = (
 def verbs() -> dict[str, Verb]:
     """Name -> verb, in the order of the help."""
     modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    return {verb.name: verb for verb in (*_VERBS, *(module.VERB for module in modules))}
+    own = [module.VERB for module in modules if hasattr(module, "VERB")]
+    return {verb.name: verb for verb in (*_VERBS, *own)}

@@ -18,6 +18,7 @@ from infini.report.palette import MUTED, drawn_as, looks
 from infini.report.selection import Selection
 from infini.report.stats import Effect, paired_difference
 from infini.report.tables import CLUSTERED, MISSING, Row, Table, effect_cell, measured_cell, source_label
+from infini.report.text_measures import equal_tokens
 
 if TYPE_CHECKING:
     from infini.report.text_report import Report
@@ -63,7 +64,8 @@ def _pairs(report: Report) -> Iterator[tuple[str, str]]:
 def _growth(report: Report, selection: Selection, row: str, other: str) -> Growth | None:
     found = zip(report.budgets[row], report.budgets[other], strict=False)
     sides = [(selection.runs.get(mine, []), selection.runs.get(theirs, [])) for mine, theirs in found]
-    sides = [pair for pair in sides if all(pair)]
+    # Other numbers of tokens would be another budget.
+    sides = [pair for pair in sides if all(pair) and equal_tokens(selection, pair)]
     seeds = [{run.seed for run in runs} for pair in sides for runs in pair]
     shared = set.intersection(*seeds) if seeds else set()
     budgets = [tuple([run for run in runs if run.seed in shared] for runs in pair) for pair in sides]

@@ -142,7 +142,7 @@ def draw_costs(
         return []
     corpus = report.benchmarks[report.task]
     models = {row: drawn_as(selection.runs[row][0]) for row in points}
-    # A model whose memory decays, say, is not the one whose memory does not: a report with budgets says whose they are.
+    # A report with budgets says which rows are one model after more and more tokens; elsewhere a model's name does.
     budget_of = {row: model for model, rows in report.budgets.items() for row in rows}
     kinds = {row: budget_of.get(row, row) for row in points} if report.budgets else models
     finding = _lowest(report, selection, points, unit)

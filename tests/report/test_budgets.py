@@ -90,6 +90,15 @@ def test_all_budgets_are_compared_by_the_same_seeds() -> None:
     assert ("rmt", "local") not in found
 
 
+def test_rows_with_other_numbers_of_tokens_are_not_compared() -> None:
+    """A model without a run at a budget would otherwise stand beside the other's next one."""
+    chosen = selection()
+    for seed in (1, 2):
+        chosen.parents[f"train-linear_4x-{seed}"].cost["tokens_seen"] = 36_800_000
+    linear = growths(report(), chosen)[0]
+    assert (linear.row, linear.tokens) == ("infini_linear", (2_300_000, 36_800_000))
+
+
 def test_the_table_has_a_column_for_each_budget_and_change() -> None:
     table = growth_table(report(), "published", selection())
     columns = ("2.3M", "9.2M", "36.8M", "2.3M to 9.2M", "9.2M to 36.8M", "2.3M to 36.8M", "Seeds")

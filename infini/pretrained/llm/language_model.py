@@ -33,8 +33,6 @@ from infini.pretrained.llm.modeling import CausalLMMixin, heads_of
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 MemoryKind = Literal["infini", "none", "full"]
-StockMasks = Tensor | dict[str, Tensor | None]
-"""What the attention of layers without a memory sees: one mask, or one by kind of layer."""
 
 
 class ShutGate(nn.Module):
