@@ -18,7 +18,7 @@ from infini.records import write_record
 
 @pytest.fixture
 def with_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The page's module lies in one more folder of the package, and nothing else is told of it."""
+    """The page's module lies in one more folder of the package, and no other file names it."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "extending.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"`infini/commands/runs\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
     folder = tmp_path / "commands"
