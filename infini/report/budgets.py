@@ -49,8 +49,7 @@ class Growth:
 
 def growths(report: Report, selection: Selection) -> list[Growth]:
     """The growth of each model over each of `budgets_over`, as far as two budgets or more have runs of both."""
-    compared = list(_pairs(report))
-    return [found for row, other in compared if (found := _growth(report, selection, row, other)) is not None]
+    return [found for row, other in _pairs(report) if (found := _growth(report, selection, row, other)) is not None]
 
 
 def _pairs(report: Report) -> Iterator[tuple[str, str]]:

@@ -45,7 +45,7 @@ OUTLIER_RATIO = 5
 every other row, of which there are two or more, or if the report says so (log_gaps)."""
 ABOVE_HALF = 0.01
 """A head weighs the memory above local attention if its gate exceeds one half by more than this. Gates may begin at one
-half, and a short training leaves them there: noise on either side of it is no finding."""
+half; a smaller change of such a gate is not counted."""
 MAX_CURVES_PER_PANEL = 10
 """Maximum number of training curves in one panel. With more, each model has its own panel."""
 

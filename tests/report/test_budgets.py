@@ -91,7 +91,7 @@ def test_all_budgets_are_compared_by_the_same_seeds() -> None:
 
 
 def test_rows_with_other_numbers_of_tokens_are_not_compared() -> None:
-    """A model without a run at a budget would otherwise stand beside the other's next one."""
+    """Rows are paired by their order, so a missing budget must not shift a model to another's next one."""
     chosen = selection()
     for seed in (1, 2):
         chosen.parents[f"train-linear_4x-{seed}"].cost["tokens_seen"] = 36_800_000
