@@ -392,6 +392,7 @@ def _say_what_has_no_effect(cfg: Config, overrides: list[str], model: Any, conso
         "recipe.sparse_writes": (not optional(model, "memory_layers"), name),
         "recipe.final_lr_fraction": (cfg.recipe.schedule == "constant", "recipe.schedule=constant"),
         "optimizer.betas": (cfg.optimizer.name == "adafactor", "optimizer=adafactor"),
+        "scale.tokenizer": (of_words, "task.tokenizer=words"),
         "scale.vocab_size": (of_words, "task.tokenizer=words"),
         "parallel.compile": (uncompiled is not None, uncompiled),
     }

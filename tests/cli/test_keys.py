@@ -190,7 +190,7 @@ def test_a_training_names_a_key_that_changes_nothing(chosen: str, word: str, inf
         ),
         (
             ["task=passkey", "recipe.length_extension=4", "recipe.length_extension_share=0.5", "parallel.compile=auto"],
-            {"scale.vocab_size=400": "task.tokenizer=words"},
+            {"scale.vocab_size=400": "task.tokenizer=words", "scale.tokenizer=no/such": "task.tokenizer=words"},
         ),
         (
             ["task=pg19", "model=rmt", "recipe.checkpoint_activations=true"],
