@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from infini.errors import BusyError, InputError
-from infini.records import RunRecord, naming, write_atomically
+from infini.records import RunRecord, naming, remove_leftovers, write_atomically
 from infini.system.paths import lock_file
 from infini.system.progress import plain_console, warn
 
@@ -103,9 +103,7 @@ class ResultCache:
                 self._file = locks.enter_context(lock_file(self._own, BUSY))
             # Only under the lock: an incomplete last line may be one that another process is writing.
             self._file.truncate(self._own.read_bytes().rfind(b"\n") + 1)
-            # Temporary files of a killed process.
-            for partial in self.path.parent.glob(f".{self._own.stem}.*.tmp"):
-                partial.unlink(missing_ok=True)
+            remove_leftovers(self._own)
             self._locks = locks.pop_all()
         return self
 

@@ -160,6 +160,14 @@ def test_results_that_another_evaluation_adds_to_stay(tmp_path: Path) -> None:
     assert set(ResultCache(path, ()).entries) == {"b"} and list(tmp_path.iterdir()) == [path]
 
 
+def test_what_killed_evaluations_left_is_removed(tmp_path: Path) -> None:
+    killed, other = (tmp_path / f".{name}.jsonl.0a1b2c3d.tmp" for name in ("results", "results2"))
+    for path in (killed, other):
+        path.write_text("{")
+    with ResultCache(tmp_path / "results.jsonl", ()):
+        assert not killed.exists() and other.exists()
+
+
 @pytest.mark.parametrize("part", ["5/4", "0/4", "x", "1/4/4", "2", "1/0", "-1/4", "[1,2]", "1.5", "true", "1/9999999"])
 def test_a_part_that_is_none_is_refused(infini: Runner, part: str) -> None:
     said = infini.error("eval", f"part={part}")
