@@ -270,6 +270,18 @@ def test_an_evaluation_reads_the_folder_of_the_training_unless_another_is_named(
     assert with_model.records()[-1].config["task"]["data_dir"] == str(corpus)
 
 
+def test_a_task_that_asks_any_model_says_where_it_was_trained_on_another(with_model: Runner) -> None:
+    (trained,) = with_model.records("train")
+    said = "checkpoint: was trained on task=pg19, so its answers are zero-shot"
+    words = ["task=passkey", f"checkpoint={trained.run_id}", "length=2K", "depth=start", "task.examples=1"]
+    with_model("eval", *words)
+    assert said in with_model.err.splitlines()
+    with_model("eval")
+    assert "zero-shot" not in with_model.err
+    with_model.error("eval", "task=arxiv_math", f"checkpoint={trained.run_id}")
+    assert "zero-shot" not in with_model.err
+
+
 @pytest.fixture
 def of_hub(infini: Runner, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """Without a folder; a hub on which every data set has the texts of `corpus`, and rows named after the data set."""
