@@ -19,15 +19,9 @@ from infini.report.tables import (
     Cell,
     RenderedReport,
     Table,
-    disputes,
     distinct,
     measured_cell,
-    products,
-    provenance,
     rows_by_source,
-    seconds_table,
-    trainings,
-    without_runs,
 )
 
 
@@ -113,30 +107,22 @@ class LongContextReport(RowMatchingReport):
         notes = [f"{DASH_MEANS}."]
         if unasked := [format_length(length) for length in parse_lengths(self.lengths) if length not in lengths]:
             notes.append(f"lengths without a run, not shown: {', '.join(unasked)}.")
-        absent = without_runs(self.titles, sources, self.rows)
-        left_out = self.left_out(scale, yours or (), sources.get("yours"))
-        for source, selection in sources.items():
-            runs = selection.all_runs
-            if not runs and source == "yours" and left_out:
-                continue
-            details = [self._questions(selection), f"prompts of {distinct(run.data['revision'] for run in runs)}"]
-            notes.append(provenance(source, runs, details))
-            notes += products(source, self.titles, selection)
-        notes += [*absent, *left_out, *trainings(tables, self.titles, sources), *disputes(sources)]
-        tables += seconds_table(self.titles, sources)
-        return self.rendered(scale, tables, notes, legend=(*absent, *left_out))
+        return self.with_provenance(scale, sources, tables, notes, self._questions, list(self.rows))
 
-    def _questions(self, selection: Selection) -> str:
-        """How many questions a cell has: "20 questions a cell", and of which rows, if they differ."""
+    def _questions(self, selection: Selection) -> list[str]:
+        """How many questions a cell has, "20 questions a cell", and of which rows, if they differ; and their
+        revision."""
+        revision = f"prompts of {distinct(run.data['revision'] for run in selection.all_runs)}"
         rows: dict[str, list[str]] = {}
         for name, runs in selection.runs.items():
             examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
             rows.setdefault(examples, []).append(self.titles[name])
         if len(rows) == 1:
-            return f"{next(iter(rows))} questions a cell"
+            return [f"{next(iter(rows))} questions a cell", revision]
         # Titles have commas.
         named = {examples: ", ".join(f'"{title}"' for title in titles) for examples, titles in rows.items()}
-        return f"questions a cell: {', '.join(f'{examples} ({titles})' for examples, titles in named.items())}"
+        counts = ", ".join(f"{examples} ({titles})" for examples, titles in named.items())
+        return [f"questions a cell: {counts}", revision]
 
     def _cells(
         self,

@@ -32,17 +32,11 @@ from infini.report.tables import (
     Row,
     Table,
     counted,
-    disputes,
     distinct,
     measured_cell,
     over_seeds,
-    products,
-    provenance,
     quoted,
     rows_by_source,
-    seconds_table,
-    trainings,
-    without_runs,
 )
 
 PAPER_LONGEST = 5120
@@ -241,7 +235,6 @@ class PasskeyReport(RowMatchingReport):
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
     ) -> RenderedReport:
         """The table of accuracy, a line for each row and source, and the table of the measurements behind each line."""
-        yours = None if yours is None else list(yours)
         sources = select_sources(self, scale, published, yours)
         numbers = parse_lengths(self.lengths)
         lengths = [format_length(length) for length in numbers]
@@ -267,28 +260,21 @@ class PasskeyReport(RowMatchingReport):
             if name in selection.runs
         ]
         places = " / ".join(depths)
-        tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
-        if behind:
-            tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))
+        table = Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))
+        details = [Table(DETAILS, DETAIL_COLUMNS, tuple(behind))] * bool(behind)
         marked_as_fewer = any(FEWER_MARK in cell.text for row in accuracy for cell in row.cells)
-        notes = [
+        note = (
             f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH_MEANS}; "
             "means over the seeds of the row, or as many as the number in brackets says"
             + f"; {FEWER_MARK}: fewer prompts a seed than other cells of the row have" * marked_as_fewer
             + "."
-        ]
-        left_out = self.left_out(scale, yours or (), sources.get("yours"))
-        absent = without_runs(self.titles, sources, others)
-        for source, selection in sources.items():
-            runs = selection.all_runs
-            tokenizers = distinct(run.data.get("tokenizer") for run in runs)
-            if runs or source != "yours" or not left_out:
-                notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
-                notes += products(source, self.titles, selection)
-        several = trainings(tables[:1], self.titles, sources)
-        notes += [*absent, *left_out, *several, *disputes(sources)]
-        tables += seconds_table(self.titles, sources)
-        return self.rendered(scale, tables, notes, legend=(*absent, *left_out))
+        )
+
+        def read(selection: Selection) -> list[str]:
+            tokenizers = distinct(run.data.get("tokenizer") for run in selection.all_runs)
+            return [f"lengths are tokens of {tokenizers}"]
+
+        return self.with_provenance(scale, sources, [table], [note], read, others, details)
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates

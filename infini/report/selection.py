@@ -15,7 +15,17 @@ from infini.config.schema import evaluation_keys
 from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.kind import ReportKind
-from infini.report.tables import RenderedReport, counted
+from infini.report.tables import (
+    RenderedReport,
+    Table,
+    disputes,
+    left_out,
+    products,
+    provenance,
+    seconds_table,
+    trainings,
+    without_runs,
+)
 
 IRRELEVANT_SETTINGS = {
     "task.data_dir",
@@ -57,6 +67,8 @@ class Selection:
     """Row name -> which runs compete for a cell, and how they differ. Its runs are in none of the others."""
     superseded: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """Row name -> run id -> how the run differs from what the row declares. Runs that differ less take its place."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Run id -> why an evaluation of this task and scale fills no cell, for those that a reader would look for."""
 
     @property
     def all_runs(self) -> list[RunRecord]:
@@ -120,6 +132,8 @@ class RunReport(ReportKind, ABC):
     """Values of `aggregate` that allow several runs for one cell. The first is the one that claims use."""
     one_match_is_enough: ClassVar[bool] = False
     """Whether a run also supersedes runs of other seeds that differ more from what the row declares."""
+    names_replaced: ClassVar[bool] = False
+    """Whether runs of a row that fill no cell, because others do, are among those that are left out."""
     published_figures: list[str] | None = None
     """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
     aggregate: str | None = None
@@ -159,8 +173,9 @@ class RunReport(ReportKind, ABC):
         """Row name -> its title, in the order of the rows."""
 
     @abstractmethod
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        """The row that an evaluation run belongs to, or None. known: has the training runs."""
+    def row_of(self, run: RunRecord, known: Selection) -> tuple[str | None, str]:
+        """The row that an evaluation of this task belongs to; or None, and why it belongs to none, which is empty if no
+        reader would look for it in this table. known: has the training runs."""
 
     @abstractmethod
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
@@ -178,28 +193,6 @@ class RunReport(ReportKind, ABC):
         runs: some, of one row and scale. known: has the training runs.
         """
         return {}
-
-    def left_out(self, scale: str, records: Iterable[RunRecord], selection: Selection | None) -> list[str]:
-        """A note on the evaluations of this task and scale that should fill a cell and do not, if there are any, and
-        why the last does not."""
-        if selection is None:
-            return []
-        taken = {run.run_id for run in selection.all_runs}
-        asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", self.task, scale)]
-        others = [run for run in asked if run.run_id not in taken and self.is_left_out(run, selection)]
-        if not others:
-            return []
-        last = max(others, key=lambda run: run.run_id)
-        why = self.why_left_out(last, selection)
-        return [f"yours: {counted(len(others), 'evaluation')} without a cell here; the last is {last.run_id}: {why}"]
-
-    def is_left_out(self, run: RunRecord, known: Selection) -> bool:
-        """Whether a reader would look for an evaluation in this table that fills no cell of it."""
-        return self.row_of(run, known) is None
-
-    @abstractmethod
-    def why_left_out(self, run: RunRecord, known: Selection) -> str:
-        """Why an evaluation of this task fills no cell."""
 
     @abstractmethod
     def render(
@@ -258,30 +251,48 @@ class RowsOfOneTask(RunReport, ABC):
 class RowMatchingReport(RowsOfOneTask):
     """A report whose rows say why an evaluation does not belong to them."""
 
+    names_replaced = True
+
     @abstractmethod
     def row_mismatches(self, name: str, run: RunRecord, known: Selection) -> list[str]:
         """Reasons why an evaluation of this task does not belong to a row, one phrase each; empty if it does."""
 
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or not self.cells_of(run):
-            return None
-        return next((name for name in self.by_name if not self.row_mismatches(name, run, known)), None)
-
-    def is_left_out(self, run: RunRecord, known: Selection) -> bool:
-        return True
-
-    def why_left_out(self, run: RunRecord, known: Selection) -> str:
-        of_model = [name for name, row in self.by_name.items() if row.model == run.model]
-        row_mismatches = {name: self.row_mismatches(name, run, known) for name in of_model}
-        # The row that it differs least from.
-        nearest = min(row_mismatches, key=lambda name: len(row_mismatches[name]), default=None)
+    def row_of(self, run: RunRecord, known: Selection) -> tuple[str | None, str]:
         if not self.cells_of(run):
-            return "it measures nothing that this table has a cell for"
-        if nearest is None:
-            return f"no row has model={run.model}"
-        if row_mismatches[nearest]:
-            return f"it is not {self.titles[nearest]!r}: {'; '.join(row_mismatches[nearest])}"
-        return f"another run fills the row {self.titles[nearest]!r}"
+            return None, "it measures nothing that this table has a cell for"
+        of_model = [name for name, row in self.by_name.items() if row.model == run.model]
+        if not of_model:
+            return None, f"no row has model={run.model}"
+        mismatches = {name: self.row_mismatches(name, run, known) for name in of_model}
+        # The first that fits, else the row that it differs least from.
+        nearest = min(mismatches, key=lambda name: len(mismatches[name]))
+        if ways := mismatches[nearest]:
+            return None, f"it is not {self.titles[nearest]!r}: {'; '.join(ways)}"
+        return nearest, ""
+
+    def with_provenance(
+        self,
+        scale: str,
+        sources: Mapping[str, Selection],
+        tables: Sequence[Table],
+        notes: Sequence[str],
+        details: Callable[[Selection], Sequence[str]],
+        expected: Sequence[str],
+        behind: Sequence[Table] = (),
+    ) -> RenderedReport:
+        """These tables and notes, with the notes on the runs of each source and the table of what they cost.
+
+        tables: those of `rows_by_source`, which has `expected`. behind: tables of how their cells were measured.
+        details: what the runs of a source read.
+        """
+        missing, notes = left_out(sources), list(notes)
+        for source, selection in sources.items():
+            if (runs := selection.all_runs) or source != "yours" or not missing:
+                notes += [provenance(source, runs, details(selection)), *products(source, self.titles, selection)]
+        missing = [*without_runs(self.titles, sources, expected), *missing]
+        notes += [*missing, *trainings(tables, self.titles, sources), *disputes(sources)]
+        shown = [*tables, *behind, *seconds_table(self.titles, sources)]
+        return self.rendered(scale, shown, notes, legend=tuple(missing))
 
 
 def differences(config: Mapping[str, Any], wanted: Mapping[str, Any], whose: str = "the row") -> list[str]:
@@ -340,9 +351,11 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
     """
     known = list(records)
     selection = Selection({}, {record.run_id: record for record in known if record.verb == "train"})
-    candidates = [record for record in known if record.verb == "eval" and record.scale == scale]
-    rows = {record.run_id: report.row_of(record, selection) for record in candidates}
-    candidates = [record for record in candidates if rows[record.run_id] is not None]
+    asked = [run for run in known if (run.verb, run.task, run.scale) == ("eval", report.task, scale)]
+    found = {run.run_id: report.row_of(run, selection) for run in asked}
+    rows = {run_id: row for run_id, (row, _) in found.items() if row is not None}
+    selection.left_out.update({run_id: why for run_id, (_, why) in found.items() if why})
+    candidates = [run for run in asked if run.run_id in rows]
     if report.one_corpus:
         candidates = _without_synthetic(candidates)
         what = f"{report.name} at scale {scale}: different data in one table"
@@ -363,6 +376,9 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
             if not keep_disputes:
                 raise
             selection.disputed[name] = str(error)
+    if report.names_replaced:
+        for run_id in rows.keys() - {run.run_id for run in selection.all_runs}:
+            selection.left_out[run_id] = f"another run fills the row {report.titles[rows[run_id]]!r}"
     return selection
 
 

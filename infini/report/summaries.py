@@ -38,6 +38,7 @@ from infini.report.tables import (
     Table,
     disputes,
     distinct,
+    left_out,
     measured_cell,
     products,
     provenance,
@@ -121,23 +122,17 @@ class SummaryReport(RowsOfOneTask):
             allowed = "must be R-1, R-2, R-L and Overall, or empty"
             require(len(row.paper) in (0, 4), f"report.systems.{name}.paper", row.paper, allowed)
 
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or run.data.get("split") != self.split or not self.cells_of(run):
-            return None
-        # The mean over references and their maximum do not belong in one column.
-        if value_at(run.config, "task.references") != "mean":
-            return None
-        trained = known.training_config(run)
-        return next((name for name, row in self.systems.items() if row.fits(run, trained)), None)
-
-    def why_left_out(self, run: RunRecord, known: Selection) -> str:
+    def row_of(self, run: RunRecord, known: Selection) -> tuple[str | None, str]:
         if (split := run.data.get("split")) != self.split:
-            return f"it reads the {split} split, this table is about the {self.split} split"
+            return None, f"it reads the {split} split, this table is about the {self.split} split"
+        # The mean over references and their maximum do not belong in one column.
         if (references := value_at(run.config, "task.references")) != "mean":
-            return f"its scores are the {references} over the summaries of a book, this table's the mean"
+            return None, f"its scores are the {references} over the summaries of a book, this table's the mean"
         if not self.cells_of(run):
-            return "it reads none of the lengths of this table"
-        return f"no row has model={run.model} with its settings"
+            return None, "it reads none of the lengths of this table"
+        trained = known.training_config(run)
+        name = next((name for name, row in self.systems.items() if row.fits(run, trained)), None)
+        return name, "" if name else f"no row has model={run.model} with its settings"
 
     def model_of(self, row: str) -> str:
         return str(self.systems[row].model)
@@ -177,7 +172,6 @@ class SummaryReport(RowsOfOneTask):
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
     ) -> RenderedReport:
         """A table or two, a line for each row and source."""
-        yours = None if yours is None else list(yours)
         sources = select_sources(self, scale, published, yours)
         lengths = parse_lengths(self.input_lengths)
         paper: dict[str, list[Cell]] = {}
@@ -224,8 +218,7 @@ class SummaryReport(RowsOfOneTask):
             notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
             notes += products(source, self.titles, selection)
         notes += [*report_mismatches(sources, scale, self.titles), *trainings(tables, self.titles, sources)]
-        absent = without_runs(self.titles, sources, expected)
-        absent += self.left_out(scale, yours or (), sources.get("yours"))
+        absent = [*without_runs(self.titles, sources, expected), *left_out(sources)]
         notes += [*absent, *disputes(sources)]
         synthetic = any(selection.synthetic for selection in sources.values())
         mark = " [SYNTHETIC BOOKS: says nothing about the systems]" * synthetic

@@ -365,6 +365,16 @@ def disputes(sources: Mapping[str, Selection]) -> list[str]:
     ]
 
 
+def left_out(sources: Mapping[str, Selection]) -> list[str]:
+    """A note on the reader's evaluations that should fill a cell and do not, if there are any, and why the last does
+    not."""
+    reasons = sources["yours"].left_out if "yours" in sources else {}
+    if not reasons:
+        return []
+    last = max(reasons)
+    return [f"yours: {counted(len(reasons), 'evaluation')} without a cell here; the last is {last}: {reasons[last]}"]
+
+
 def marked(title: str, selection: Selection, row: str) -> str:
     """A title with MISMATCH_MARK if the runs of its row differ from what it declares."""
     return f"{title} {MISMATCH_MARK}" if row in selection.mismatches else title

@@ -35,6 +35,7 @@ from infini.report.tables import (
     distinct,
     effect_cell,
     in_words,
+    left_out,
     marked,
     measured_cell,
     not_shown,
@@ -178,32 +179,22 @@ class Report(RunReport):
             for task in self.benchmarks
         )
 
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or self._reads_otherwise(run):
-            return None
+    def row_of(self, run: RunRecord, known: Selection) -> tuple[str | None, str]:
         trained = known.training_config(run)
+        trained_as, own = trained.get("variant"), {self.variants_of or self.name, *self.former_names}
         # A variant of another report is another model, even if this report's rows do not set what it sets.
-        if self._is_of_another_report(trained.get("variant")):
-            return None
+        if trained_as and not {trained_as, f"{trained_as}_{self.task}"} & own:
+            return None, ""
+        if otherwise := self._reads_otherwise(run):
+            return None, otherwise
         for name, variant in self.variants.items():
             if self.is_untrained(name) == (run.parent is None) and variant.fits(run, trained):
-                return name
-        if self.is_untrained(run.model) != (run.parent is None):
-            return None
+                return name, ""
         # A model that was trained as a variant is not the model with its default settings.
-        usual = run.model in self.models and run.model not in self.variants and not trained.get("variant")
-        return run.model if usual else None
-
-    def _is_of_another_report(self, variant: str | None) -> bool:
-        own = {self.variants_of or self.name, *self.former_names}
-        return bool(variant) and not {variant, f"{variant}_{self.task}"} & own
-
-    def is_left_out(self, run: RunRecord, known: Selection) -> bool:
-        elsewhere = self._is_of_another_report(known.training_config(run).get("variant"))
-        return self.row_of(run, known) is None and not elsewhere
-
-    def why_left_out(self, run: RunRecord, known: Selection) -> str:
-        return self._reads_otherwise(run) or f"no row has model={run.model} with the settings of its training"
+        usual = run.model in self.models and run.model not in self.variants and not trained_as
+        if usual and self.is_untrained(run.model) == (run.parent is None):
+            return run.model, ""
+        return None, f"no row has model={run.model} with the settings of its training"
 
     def _reads_otherwise(self, run: RunRecord) -> str | None:
         """How what an evaluation reads is not what this table is about; None if it is."""
@@ -311,9 +302,8 @@ class Report(RunReport):
             notes += [*report_mismatches(named, scale, part.models), *disputes(named)]
             if other := _other_data(sources):
                 notes.append(f"{OTHER_DATA_MARK} {self.benchmarks[part.task]}, yours: {other}")
-            if left_out := part.left_out(scale, yours or (), sources.get("yours")):
-                notes += left_out
-                absent += left_out
+            notes += left_out(sources)
+            absent += left_out(sources)
         return self.rendered(scale, [table for table in tables if table.rows], notes, mark, legend=tuple(absent))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
