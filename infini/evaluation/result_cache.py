@@ -10,14 +10,15 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from infini.errors import BusyError, InputError
 from infini.records import RunRecord, naming, remove_leftovers, write_atomically
+from infini.system.devices import autocast
 from infini.system.paths import lock_file
-from infini.system.progress import plain_console, warn
+from infini.system.progress import plain_console, progress_bar, warn
 
 T = TypeVar("T")
 BUSY = "another evaluation of this model is writing it; wait until that has ended"
@@ -75,6 +76,14 @@ class ResultCache:
         hardware = environment.get("hardware", {})
         self.machine = hardware.get("accelerator") or hardware.get("cpu")
         self.entries = self._read()
+
+    @contextlib.contextmanager
+    def measuring(self, title: str, total: float, precision: str, device: Any) -> Iterator[Callable[[float], None]]:
+        """Inside, the file is locked and products have the format of parallel.precision. Gives the function that
+        advances a progress bar over `total` tokens."""
+        bar = progress_bar(title, total, plain_console().is_terminal)
+        with self, bar as advance, autocast(precision, device):
+            yield advance
 
     def _read(self) -> dict[str, dict[str, Any]]:
         entries: dict[str, dict[str, Any]] = {}
@@ -151,6 +160,12 @@ class ResultCache:
         revisions = dict.fromkeys(commit[0] for commit in [*commits, self.commit])
         record.environment |= {"git_revisions": list(revisions), "git_dirty": True}
         warn(plain_console(), f"{record.run_id} was started at another commit: no single commit reproduces it")
+
+    def hand_over(self, record: RunRecord, names: Sequence[str]) -> tuple[dict[str, bytes], Callable[[], None]]:
+        """The file of these entries that belongs beside the record, by suffix, and a function that drops them once it
+        is on disk. Also does record_commits."""
+        self.record_commits(record, names)
+        return {".jsonl": b"".join(to_line(self.entries[name]) for name in names)}, lambda: self.drop(names)
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove these entries, which are in a record now; the other entries stay. Where another evaluation has begun

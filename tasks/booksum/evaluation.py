@@ -15,10 +15,10 @@ from infini.config.lengths import format_length, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.errors import InputError, require
 from infini.evaluation.decoding import Reader, generate
-from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import RunRecord
-from infini.system.devices import autocast, peak_memory_bytes
+from infini.system.devices import peak_memory_bytes
 from infini.system.progress import plain_console, progress_bar
 from infini.tasks.booksum import references
 from infini.tasks.booksum.books import BookSplit, open_books
@@ -72,11 +72,8 @@ def evaluate(
     )
     total = DECODE_COST * cfg.decoding.max_new_tokens * len(missing)
     total += sum(_read(model, min(length, int(opened.n_tokens[index]) + around)) for length, index in missing)
-    with (
-        cache,
-        progress_bar(f"{cfg.model['name']} on {task.name}", max(total, 1), console.is_terminal) as advance,
-        autocast(cfg.parallel.precision, device),
-    ):
+    title = f"{cfg.model['name']} on {task.name}"
+    with cache.measuring(title, max(total, 1), cfg.parallel.precision, device) as advance:
         for length, index in missing:
             ids = opened.ids(index)[: length - around]
             seed = _seed(cfg.seed, opened.names[index])
@@ -99,9 +96,7 @@ def evaluate(
         "state_floats": model.state_floats(longest_read // cfg.dims.segment_length),
         "resumed": len(missing) < len(wanted),
     }
-    cache.record_commits(record, [entry["name"] for entry in entries])
-    beside = {".jsonl": b"".join(map(to_line, entries))}
-    return beside, lambda: cache.drop(entry["name"] for entry in entries)
+    return cache.hand_over(record, list(wanted))
 
 
 def evaluate_reference(cfg: Config, record: RunRecord) -> dict[str, bytes]:

@@ -14,11 +14,11 @@ from infini.config.lengths import format_length, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
-from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
-from infini.system.devices import autocast, peak_memory_bytes
-from infini.system.progress import plain_console, progress_bar
+from infini.system.devices import peak_memory_bytes
+from infini.system.progress import plain_console
 from infini.tasks.long_context.config import NEEDLES, LongContextConfig
 from infini.tasks.long_context.prompts import Prompt, make_prompts, revision
 from infini.tasks.text.data_module import ResumableDataModule
@@ -74,11 +74,8 @@ def evaluate(
     for prompt in prompts:
         of_cell[prompt.subtask, prompt.length].append(prompt.name)
     total = sum(len(prompt.ids) + DECODE_COST * prompt.max_new_tokens for prompt in missing)
-    with (
-        cache,
-        progress_bar(f"{cfg.model['name']} on {task.name}", max(total, 1), console.is_terminal) as advance,
-        autocast(cfg.parallel.precision, device),
-    ):
+    title = f"{cfg.model['name']} on {task.name}"
+    with cache.measuring(title, max(total, 1), cfg.parallel.precision, device) as advance:
         for prompt in missing:
             entry = _answer(model, tokenizer, prompt, N, advance)
             cache.add(prompt.name, entry | {"peak_memory_bytes": peak_memory_bytes(device)})
@@ -110,8 +107,7 @@ def evaluate(
         "state_floats": model.state_floats(max(lengths) // N),
         "resumed": len(missing) < len(prompts),
     }
-    cache.record_commits(record, [entry["name"] for entry in entries])
-    return {".jsonl": b"".join(map(to_line, entries))}, lambda: cache.drop(entry["name"] for entry in entries)
+    return cache.hand_over(record, [prompt.name for prompt in prompts])
 
 
 def details(record: RunRecord) -> Iterator[str]:

@@ -14,10 +14,10 @@ import torch
 from infini.config.lengths import format_length, parse_depths, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.evaluation.dilution import half_dilution
-from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
-from infini.system.devices import autocast, begin_peak_memory, peak_memory_bytes
+from infini.system.devices import begin_peak_memory, peak_memory_bytes
 from infini.system.progress import plain_console, progress_bar
 from infini.tasks.passkey.answers import Answer, answer_questions, make_questions, tokens_to_read
 from infini.tasks.passkey.config import PasskeyConfig
@@ -81,11 +81,8 @@ def evaluate(
     for question in questions:
         names[question.length, question.depth].append(question.name)
     total = tokens_to_read(missing, task.rows_per_call) if missing else 0
-    with (
-        cache,
-        progress_bar(f"{cfg.model['name']} on {task.name}", total, console.is_terminal) as advance,
-        autocast(cfg.parallel.precision, device),
-    ):
+    title = f"{cfg.model['name']} on {task.name}"
+    with cache.measuring(title, total, cfg.parallel.precision, device) as advance:
         for answer in answer_questions(
             model,
             missing,
@@ -121,8 +118,7 @@ def evaluate(
     seen = tokens_to_read(questions, task.rows_per_call)
     record.cost = {"tokens_seen": seen, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
     record.cost["peak_memory_bytes"] = max([*peaks, peak_memory_bytes(device)])
-    cache.record_commits(record, [entry["name"] for entry in entries])
-    return {".jsonl": b"".join(map(to_line, entries))}, lambda: cache.drop(entry["name"] for entry in entries)
+    return cache.hand_over(record, [question.name for question in questions])
 
 
 def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: int) -> list[list[float]]:

@@ -20,8 +20,7 @@ from infini.evaluation.perplexity import Binned, DocumentSubset, Streamed, strea
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
 from infini.nn.protocols import carried_floats, optional
 from infini.records import RunRecord
-from infini.system.devices import autocast
-from infini.system.progress import plain_console, progress_bar
+from infini.system.progress import plain_console
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, extents, tokenise
 
@@ -58,11 +57,8 @@ def evaluate(
     call = cfg.scale.eval_segments_per_call * N
     # The time left follows from the pace of this process.
     left = sum(tokens for name, tokens in own.items() if name not in cache.entries)
-    with (
-        cache,
-        progress_bar(f"{cfg.model['name']} on {split_name}", left, console.is_terminal) as advance,
-        autocast(cfg.parallel.precision, device),
-    ):
+    title = f"{cfg.model['name']} on {split_name}"
+    with cache.measuring(title, left, cfg.parallel.precision, device) as advance:
         passes = _Passes(cache, set(own), model, split, tokenizer.bos_id, call, N, advance)
         streamed = passes.read("read", limit)
         if knockouts:

@@ -10,7 +10,7 @@ import pytest
 from command_runner import Runner
 
 from infini.cli import main as cli
-from infini.evaluation import perplexity
+from infini.evaluation import perplexity, result_cache
 from infini.evaluation.result_cache import ResultCache
 from infini.system import devices
 from infini.tasks.text import document_evaluation
@@ -65,7 +65,7 @@ def test_the_progress_of_what_resumes_counts_what_is_still_to_be_read(
 ) -> None:
     """The time left is taken from the pace of this process, which results that were there before would raise."""
     monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 1)
-    real_add, real_bar = ResultCache.add, document_evaluation.progress_bar
+    real_add, real_bar = ResultCache.add, result_cache.progress_bar
     added: list[str] = []
     bars: list[list[float]] = []
 
@@ -86,7 +86,7 @@ def test_the_progress_of_what_resumes_counts_what_is_still_to_be_read(
 
             yield advancing
 
-    monkeypatch.setattr(document_evaluation, "progress_bar", bar)
+    monkeypatch.setattr(result_cache, "progress_bar", bar)
     with monkeypatch.context() as patch:
         patch.setattr(ResultCache, "add", add)
         with_model("eval", code=cli.INTERRUPTED)

@@ -386,8 +386,8 @@ def test_all_that_takes_time_says_how_far_it_is(
         yield done.append
         bars[title] = [total, sum(done)]
 
-    for module in ("infini.tasks.text.documents", "infini.tasks.booksum.task", "infini.tasks.booksum.evaluation"):
-        monkeypatch.setattr(f"{module}.progress_bar", counted)
+    for module in ("tasks.text.documents", "tasks.booksum.task", "tasks.booksum.evaluation", "evaluation.result_cache"):
+        monkeypatch.setattr(f"infini.{module}.progress_bar", counted)
     words = ["task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}"]
     words.append(f"cache_dir={tmp_path / 'cache'}")
     infini("train", *words)
