@@ -72,12 +72,9 @@ class CompressiveAttention(XLAttention):
         self.chunks = compressed_segments * rate
         self.look_back = memory_segments + self.chunks
         self.cached_segments = memory_segments
-        self._check_rate()
+        self.check_segments(self.segment_length)
         taps = {"convolution": rate, "dilated": 3}.get(compression)
         self.compress_proj = None if taps is None else nn.Linear(taps * self.d_model, self.d_model, bias=False)
-
-    def _check_rate(self) -> None:
-        self.check_segments(self.segment_length)
 
     def check_segments(self, segment_length: int) -> None:
         if segment_length % self.rate:
@@ -88,7 +85,7 @@ class CompressiveAttention(XLAttention):
         return self.d_model * (self.memory_segments + self.chunks // self.rate) * self.segment_length
 
     def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
-        self._check_rate()
+        self.check_segments(self.segment_length)
         dtype, N = state_dtype(self.q_proj.weight.dtype), self.segment_length
         sizes = (N, self.memory_segments * N, self.chunks * N // self.rate)
         window, recent, compressed = (

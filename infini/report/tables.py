@@ -87,6 +87,16 @@ class Table:
         row = next(row for row in self.rows if row.model == model)
         return row.cells[self.columns.index(column)]
 
+    def with_columns(self, kept: Sequence[int]) -> Table:
+        """The table with these of its columns, by index."""
+        rows = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
+
+    def with_measured_columns(self) -> Table:
+        """The table without columns in which nothing is measured."""
+        found = range(len(self.columns))
+        return self.with_columns([at for at in found if any(row.cells[at].origin == "measured" for row in self.rows)])
+
 
 @dataclass(frozen=True)
 class RenderedReport:
@@ -131,9 +141,7 @@ def _shortened(table: Table) -> Table:
     """The columns of the short form, without columns of the reader's runs that are empty."""
     at = [table.columns.index(name) for name in table.short_columns or table.columns]
     shown = {index for index in at if any(row.cells[index].text != DASH for row in table.rows)}
-    kept = [index for index in at if index in shown or not table.columns[index].endswith(YOURS)]
-    rows = tuple(replace(row, cells=tuple(row.cells[index] for index in kept)) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[index] for index in kept), rows=rows)
+    return table.with_columns([index for index in at if index in shown or not table.columns[index].endswith(YOURS)])
 
 
 def over_seeds(
@@ -236,16 +244,15 @@ def seconds_table(titles: Mapping[str, str], sources: Mapping[str, Selection], r
                 rows.append(Row(f"{name}/{source}", marked(title, selection, name), (head, *cells)))
     if not rows:
         return []
-    columns = ("Source", "Training seconds", "Evaluation seconds")
-    kept = [at for at in range(len(columns)) if any(row.cells[at].origin == "measured" for row in rows)]
-    shown = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows)
     what = (
         "Wall-clock seconds of the training and of all evaluations of a seed (longer where the machine was also doing "
         "other work)"
     )
-    if "Training seconds" not in (names := tuple(columns[at] for at in kept)):
-        what = what.replace("the training and of ", "")
-    return [Table(what, names, shown, rows_are)]
+    columns = ("Source", "Training seconds", "Evaluation seconds")
+    table = Table(what, columns, tuple(rows), rows_are).with_measured_columns()
+    if "Training seconds" not in table.columns:
+        table = replace(table, title=what.replace("the training and of ", ""))
+    return [table]
 
 
 def _seconds_of_seed(by_seed: Mapping[int, float], run: RunRecord) -> float | None:

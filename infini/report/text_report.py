@@ -494,11 +494,9 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
         "other measures, and wall-clock seconds of the training and of reading the documents once (longer where the "
         "machine was also doing other work)"
     )
+    title = f"{report.benchmarks[report.task]}: {what} ({source_label(source)})"
     # An untrained model has no training.
-    kept = [at for at in range(len(measures)) if any(row.cells[at].origin == "measured" for row in rows)]
-    shown = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows)
-    names = tuple(name for at, name in enumerate(measures) if at in kept)
-    return Table(f"{report.benchmarks[report.task]}: {what} ({source_label(source)})", names, shown)
+    return Table(title, tuple(measures), tuple(rows)).with_measured_columns()
 
 
 def _trainings_table(report: Report, source: str, selection: Selection) -> Table:

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from infini import records
 from infini.config.compose import config_hash
 from infini.config.schema import Config, key_of
-from infini.errors import DivergedError, InputError, one_of, too_large
+from infini.errors import DivergedError, InputError, first_line, one_of, too_large
 from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.pretrained.seq2seq import Seq2Seq
@@ -258,10 +258,9 @@ class _Training:
             # A machine without room for the checkpoint says nothing against it.
             if point is None or saving.started or too_large(error):
                 raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(
-                f"{point}: does not fit this version of infini or of its packages ({reason}); remove {point.parent} to "
-                "start this training again"
+                f"{point}: does not fit this version of infini or of its packages ({first_line(error)}); remove "
+                f"{point.parent} to start this training again"
             ) from error
         if trainer.interrupted or saving.stopping:
             effect = "starts again" if saving.newest_step is None else "resumes from it"
@@ -438,7 +437,7 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
         if isinstance(made.strategy.launcher, _MultiProcessingLauncher):
             raise ValueError("it starts processes, and a training is one process")
     except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         needs_gpu = device.type == "cpu" and "requires a GPU" in reason
         what = "needs a GPU" if needs_gpu else f"not available here ({reason})"
         raise InputError(f"parallel.strategy={cfg.parallel.strategy!r}: {what}; use auto") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from infini.config.schema import Config, LoggerConfig, WandbConfig, key_of
-from infini.errors import InputError, one_of
+from infini.errors import InputError, first_line, one_of
 from infini.records import RunRecord, naming, new_run_id
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def check_logger(name: str) -> None:
             except ValueError as error:
                 # pydantic's errors list their reasons.
                 errors = getattr(error, "errors", None)
-                reason = errors()[0]["msg"] if callable(errors) else str(error).strip().splitlines()[0]
+                reason = errors()[0]["msg"] if callable(errors) else first_line(error)
                 raise InputError(f"{name}={value!r}: Weights & Biases does not take it ({reason})") from error
 
 
@@ -270,7 +270,7 @@ def _begin_wandb(mode: str, logger: WandbConfig, group: str, folder: Path, label
             try:
                 return start_run(mode)
             except Exception as error:  # invalid key, no network, no such project: each has its own error
-                mode, reason = "offline", (str(error).strip() or type(error).__name__).splitlines()[0]
+                mode, reason = "offline", first_line(error)
                 print(f"logger=wandb: cannot connect ({reason}); continues offline, see `wandb sync`", file=sys.stderr)
                 # Its service holds the id of the run that could not start.
                 wandb.teardown()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from infini.errors import InputError
+from infini.errors import InputError, first_line
 from infini.pretrained.base_names import ALLOWED, PACKAGE, SMOLLM2, local_path
 from infini.pretrained.llm.modeling import heads_of
 from infini.system.network import reachable
@@ -123,10 +123,9 @@ class Base:
         except Exception as error:  # every layer below (network, hub, file formats) raises its own kinds
             if isinstance(error, ImportError) and "gguf" in str(error):
                 raise InputError(f"{self.where}: a GGUF file needs the package gguf: pip install gguf") from error
-            reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
             place, options = self.place
             if "gguf_file" in options or Path(place).is_dir():
-                raise InputError(f"{self.where}: its {what} cannot be read ({reason})") from error
+                raise InputError(f"{self.where}: its {what} cannot be read ({first_line(error)})") from error
             raise InputError(
                 f"{self.where}: its {what} cannot be downloaded from the Hugging Face hub ({type(error).__name__}); "
                 f"connect to a network, or name {ALLOWED}"
