@@ -88,7 +88,7 @@ class ClaimsReport(ReportKind):
         if twice := [name for name, count in Counter(claim.name for claim in self.claims).items() if count > 1]:
             raise InputError(f"report.claims: two claims are called {twice[0]!r}")
         for claim in self.claims:
-            allowed = f"one of {', '.join(MEASURES)}{did_you_mean(claim.measure, MEASURES)}"
+            allowed = f"must be one of {', '.join(MEASURES)}{did_you_mean(claim.measure, MEASURES)}"
             require(claim.measure in MEASURES, f"report.claims.{claim.name}.measure", claim.measure, allowed)
             MEASURES[claim.measure].check(claim)
 

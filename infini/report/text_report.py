@@ -139,7 +139,7 @@ class Report(RunReport):
         if self.trained_on is not None:
             one_of("report.trained_on", self.trained_on, groups()["task"])
         hint = did_you_mean(self.task, self.benchmarks)
-        require(self.task in self.benchmarks, "report.task", self.task, f"a task of report.benchmarks{hint}")
+        require(self.task in self.benchmarks, "report.task", self.task, f"must be a task of report.benchmarks{hint}")
         for key in ("baseline", "memory_baseline"):
             row = getattr(self, key)
             allowed = f"must be null or a row of report.models{did_you_mean(str(row), self.models)}"

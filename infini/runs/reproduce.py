@@ -51,7 +51,11 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
     if "reproduce" not in report.verbs:
         report = report_of_runs(cfg.report, "reproduce")
     if report.parts and cfg.task.name not in (tasks := [part.task for part in report.parts]):
-        raise InputError(f"task={cfg.task.name}: report={report.name} is about task={' or '.join(tasks)}")
+        # Otherwise it is the default of every command, because the report's YAML does not choose its own.
+        typed = any(key_of(text) == "task" for text in overrides)
+        hint = f"; add task={tasks[0]}, or choose it in the defaults of conf/report/{report.name}.yaml"
+        about = f"report={report.name} is about task={' or '.join(tasks)}"
+        raise InputError(f"task={cfg.task.name}: {about}{'' if typed else hint}")
     if not cfg.plan:
         records.check_writable(cfg.results_dir)
     check_logger(cfg.logger.name)

@@ -478,7 +478,7 @@ def test_the_claims_are_written_with_the_runs_behind_them() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"measure": "los"}, r"report.claims.pg19_delta.measure='los': one of .*did you mean 'loss'"),
+        ({"measure": "los"}, r"report.claims.pg19_delta.measure='los': must be one of .*did you mean 'loss'"),
         ({"direction": "over"}, r"report.claims.pg19_delta.direction='over': must be below or above"),
         (
             {"colour": 1},

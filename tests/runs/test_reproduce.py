@@ -256,3 +256,31 @@ def test_what_was_trained_as_a_variant_is_not_taken_for_the_model_as_it_is(with_
     assert find_training(replace(cfg, variant="lm_gates")) is None
     found = find_training(replace(cfg, variant="table2_100k"))
     assert found is not None and found.run_id == run.run_id
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+report.models.locl=Local"], "report.models: row 'locl' is no model, .*; did you mean 'local'"),
+        (
+            ["+report.models.mine=Mine", "+report.variants.mine={model:locl,settings:{laptop:['seed=1']}}"],
+            "report.variants.mine.model='locl': must be one of .*; did you mean 'local'",
+        ),
+        (
+            ["+report.models.mine=Mine", "+report.variants.mine={model:local,settings:{labtop:['seed=1']}}"],
+            "report.variants.mine.settings='labtop': must be one of .*; did you mean 'laptop'",
+        ),
+    ],
+    ids=["row", "model", "scale"],
+)
+def test_a_row_that_nothing_could_fill_is_one_line(infini: Runner, words: list[str], said: str) -> None:
+    """It was left out, as a row that is only quoted from the paper is."""
+    assert re.match(said, infini.error("reproduce", "report=table2_lm", "plan=true", *words))
+
+
+@pytest.mark.parametrize(("words", "hint"), [([], True), (["task=pg19"], False)])
+def test_a_report_whose_yaml_chooses_no_task_says_what_to_add(infini: Runner, words: list[str], hint: bool) -> None:
+    own = ["report=table2_lm", "report.task=arxiv_math", "~report.benchmarks.pg19"]
+    line = infini.error("reproduce", *own, "plan=true", *words)
+    assert line.startswith("task=pg19: report=table2_lm is about task=arxiv_math")
+    assert line.endswith("; add task=arxiv_math, or choose it in the defaults of conf/report/table2_lm.yaml") == hint
