@@ -78,8 +78,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
-# Slurm announces the end of a job's time with this signal.
+# Slurm announces the end of a job's time with the signal that was asked for; submitit asks for the second.
 @as_interrupt("SIGUSR1", unless_handled=True)
+@as_interrupt("SIGUSR2", unless_handled=True)
 def train(cfg: Config, overrides: list[str], launched: bool = False) -> records.RunRecord | None:
     """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
 

@@ -54,6 +54,8 @@ def in_encoding(text: str, encoding: str) -> str:
 
 OUTPUT = "standard output"
 """The file name in errors of standard output."""
+QUEUES_AGAIN = "SignalHandler.checkpoint_and_try_requeue"
+"""Qualified name of submitit's handler of the signal with which a scheduler ends a job."""
 
 
 class _PatientFile(io.FileIO):
@@ -138,22 +140,41 @@ def _replace(name: str, descriptor: int, patient: bool) -> _PatientFile | None:
     return file
 
 
+class _Interrupt:
+    """A handler that treats a signal as Ctrl-C."""
+
+    came = False
+    """Whether the signal has come."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def as_interrupt(name: str, unless_handled: bool = False) -> Iterator[None]:
     """Treat a signal as Ctrl-C inside the block, in the main thread and where the system has it.
 
-    unless_handled: an existing handler, as of a launcher, stays.
+    unless_handled: an existing handler, as of a launcher, stays. That of submitit, which queues the job again and ends
+    the process, is called after the block, which can save its work before.
     """
     number: signal.Signals | None = getattr(signal, name, None)
-    handled = unless_handled and number is not None and signal.getsignal(number) is not signal.SIG_DFL
-    if number is None or handled or threading.current_thread() is not threading.main_thread():
+    if number is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(number, _interrupt)
+    before = signal.getsignal(number)
+    queues_again = unless_handled and getattr(before, "__qualname__", "") == QUEUES_AGAIN
+    if unless_handled and not queues_again and before is not signal.SIG_DFL:
+        yield
+        return
+    handler = _Interrupt()
+    signal.signal(number, handler)
     try:
         yield
     finally:
         signal.signal(number, before)
+        if queues_again and handler.came:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager
@@ -164,22 +185,27 @@ def redirected_interrupts(act: Callable[[], None]) -> Iterator[Callable[[], None
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in signal.Signals}
-        raising = (signal.default_int_handler, _interrupt)
-        before = {number: handler for number, handler in handlers.items() if handler in raising}
+        before = {
+            number: handler
+            for number, handler in handlers.items()
+            if handler is signal.default_int_handler or isinstance(handler, _Interrupt)
+        }
+
+    def redirected(number: int, frame: Any) -> None:
+        # A handler keeps whether its signal has come.
+        with contextlib.suppress(KeyboardInterrupt):
+            before[signal.Signals(number)](number, frame)
+        act()
 
     def redirect() -> None:
         for number in before:
-            signal.signal(number, lambda *_: act())
+            signal.signal(number, redirected)
 
     try:
         yield redirect
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

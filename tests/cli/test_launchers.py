@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import hydra
+import in_jobs
 import pytest
 import yaml
 from command_runner import read_by
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
-from tiny_runs import TINY
+from tiny_runs import TINY, outcome
+from tiny_runs import words as of_training
 
 from infini import records
 from infini.cli import main as cli
+from infini.cli import sweep
 from infini.config.schema import key_of
 
 LAUNCHERS = {
@@ -77,6 +81,32 @@ def test_processes_of_a_launcher_share_the_runs_of_a_table(
         (verb, model, seed) for verb in ("eval", "train") for model in ("infini_linear", "local") for seed in (1, 2)
     ]
     assert not list((tmp_path / "results" / "unfinished").glob("*"))
+
+
+@pytest.fixture
+def in_jobs_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a launcher starts find the module `in_jobs`."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(in_jobs.__file__).parent), prepend=os.pathsep)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere", "in_jobs_found")
+def test_a_job_of_submitit_that_is_preempted_is_queued_again_and_trains_on(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    assert cli.main(["train", *of_training(corpus, tmp_path / "straight")]) == 0
+    monkeypatch.setattr(sweep, "_job", in_jobs.preempted_in_step_5)
+    line = ["train", "-m", *of_training(corpus, tmp_path / "results"), *LAUNCHERS["submitit_local"]]
+    assert cli.main(line) == 0, capfd.readouterr().err
+    (said,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.err"))
+    (log,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.out"))
+    assert said.count("Caught signal SIGUSR2") == log.count("Requeued job") == 1, said
+    # Without the step in which the signal came it would be step 4.
+    assert said.count("resuming from step") == said.count("resuming from step 5 of 7") == 1, said
+    assert outcome(tmp_path / "results") == outcome(tmp_path / "straight")
+    (run,) = records.load_records(tmp_path / "results")
+    assert run.cost["resumed"] and not list((tmp_path / "results" / "unfinished").glob("*"))
 
 
 @pytest.mark.parametrize(

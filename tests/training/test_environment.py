@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tiny_runs import outcome, words
 
 from infini import records, runs
 from infini.cli import main as cli
+from infini.config.compose import compose
 from infini.errors import InputError
+from infini.runs import train as train_command
 from infini.training.module import LanguageModelModule
 from infini.training.trainer import make_trainer
 
@@ -180,7 +183,7 @@ def test_a_checkpoint_that_lies_in_the_working_folder_is_not_taken_up(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no such signal")
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
 @pytest.mark.parametrize("variables", [{}, SLURM], ids=["a shell", "a Slurm job"])
 def test_a_signal_of_slurm_stops_a_training_like_ctrl_c(
     variables: dict[str, str],
@@ -218,6 +221,64 @@ def test_a_signal_of_slurm_stops_a_training_like_ctrl_c(
     assert cli.main(["train", *words(corpus, results)]) == 0
     assert outcome(results) == straight
     assert records.load_records(results)[0].cost["resumed"]
+
+
+@pytest.fixture
+def handlers_put_back() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers_put_back")
+@pytest.mark.parametrize("again", [True, False], ids=["queued again", "timed out too often"])
+def test_submitit_asks_slurm_for_another_start_once_the_step_is_saved(
+    again: bool, corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm kills a job when it queues it again. submitit's own handlers of signals ask an scontrol that keeps what it
+    is asked, and which checkpoint there is."""
+    launchers = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
+    from submitit.core.utils import DelayedSubmission, JobPaths, UncompletedJobError
+    from submitit.slurm.slurm import SlurmJobEnvironment
+
+    results, programs, asked = tmp_path / "results", tmp_path / "programs", tmp_path / "asked"
+    programs.mkdir()
+    scontrol = programs / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\n{{ echo "$@"; cd "{results}/unfinished"; ls */*.ckpt; }} > "{asked}"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    set_all(monkeypatch, SLURM | {"SUBMITIT_EXECUTOR": "slurm"})
+    submitted = DelayedSubmission(launchers.SlurmLauncher())
+    # Minutes, and how often they may end. A job of less than ten minutes counts as one that has no time left.
+    submitted.set_timeout(5, int(again))
+    SlurmJobEnvironment()._handle_signals(JobPaths(tmp_path, "7"), submitted)
+    handler = signal.getsignal(signal.SIGUSR2)
+    real = LanguageModelModule.training_step
+
+    def preempted(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == 5:
+            # submitit ignores the first; as Slurm sends them to a job that makes room for others.
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGUSR2)
+        return real(self, batch, index)
+
+    overrides = words(corpus, results)
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModelModule, "training_step", preempted)
+        with pytest.raises((SystemExit, UncompletedJobError, KeyboardInterrupt)) as ended:
+            train_command.train(compose(overrides), overrides)
+    assert ended.type is (SystemExit if again else UncompletedJobError)
+    assert signal.getsignal(signal.SIGUSR2) == handler
+    assert list(results.glob("unfinished/*/step-00000005-*.ckpt"))
+    if again:
+        asks, *points = asked.read_text().splitlines()
+        assert asks == "requeue 7" and "step-00000005-" in points[-1]
+        assert (tmp_path / "7_submitted.pkl").exists()
+    else:
+        assert not asked.exists()
+    assert train_command.train(compose(overrides), overrides).cost["resumed"]
+    assert outcome(results) == straight
 
 
 def test_a_handler_of_another_program_stays(corpus: Path, tmp_path: Path) -> None:

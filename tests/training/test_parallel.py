@@ -576,8 +576,10 @@ def test_torchrun_starts_a_process_on_each_of_two_nodes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", [0, 1])
-def test_a_signal_to_one_process_saves_and_stops_all(whom: int, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("whom", "number"), [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGUSR2)])
+def test_a_signal_to_one_process_saves_and_stops_all(
+    whom: int, number: signal.Signals, corpus: Path, tmp_path: Path
+) -> None:
     """The training is then the uninterrupted one bit for bit."""
     whole, results = tmp_path / "whole", tmp_path / "results"
     long = "recipe.steps=200"
@@ -585,7 +587,7 @@ def test_a_signal_to_one_process_saves_and_stops_all(whom: int, corpus: Path, tm
     made = start(corpus, results, *TWO, long)
     when(lambda: list(results.glob("unfinished/*/step-*.ckpt")))
     (other,) = children(made.pid)
-    os.kill((made.pid, other)[whom], signal.SIGTERM)
+    os.kill((made.pid, other)[whom], number)
     said = made.communicate(timeout=60)[0]
     assert made.returncode == cli.INTERRUPTED, said
     assert not Path(f"/proc/{other}").exists()
