@@ -22,7 +22,7 @@ from infini.cli.messages import one_line
 from infini.commands import Verb, verbs
 from infini.config.schema import key_of
 from infini.config.typed import NoSuchKeyError
-from infini.errors import InputError, first_line
+from infini.errors import InputError
 from infini.records import write_atomically, written_records
 from infini.report.tables import counted
 from infini.system.process import robust_streams
@@ -72,7 +72,7 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
         if launcher is None:
             raise
         advice = "run the same command again for the remaining jobs"
-        raise InputError(f"{launcher}: {first_line(error)}; {advice}") from error
+        raise InputError(f"{launcher}: {_said_by_launcher(error)}; {advice}") from error
     except KeyboardInterrupt as stopped:
         others = "all jobs run again" if marks is None else "finished jobs are skipped"
         raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
@@ -104,7 +104,7 @@ def share(verb: Verb, words: Sequence[str]) -> int:
         raise KeyboardInterrupt(str(stopped) or verb.if_stopped) from stopped
     except Exception as error:
         # Of the launcher, on a process that was killed or that it could not start.
-        ended = f"a process of {verb.name} -m has ended: {first_line(error)}"
+        ended = f"a process of {verb.name} -m has ended: {_said_by_launcher(error)}"
         raise InputError(f"{ended}; run the same command again to continue") from error
     failed = [str(job.return_value) for job in jobs if job.return_value]
     if failed:
@@ -115,6 +115,12 @@ def share(verb: Verb, words: Sequence[str]) -> int:
 def _launcher(words: Sequence[str]) -> str | None:
     """The word that names a launcher; None where there is none, and jobs run in this process."""
     return next((word for word in words if word.startswith("hydra/launcher=")), None)
+
+
+def _said_by_launcher(error: Exception) -> str:
+    """The first sentence of an error of a launcher; submitit begins a new line inside it, after the name of the job."""
+    said = str(error).strip().replace("\nhas not produced", " has not produced") or type(error).__name__
+    return said.splitlines()[0].rstrip(".")
 
 
 def _multirun(task: Callable[[DictConfig], str | None], overrides: Sequence[str]) -> list[Any]:

@@ -109,6 +109,40 @@ def test_a_job_of_submitit_that_is_preempted_is_queued_again_and_trains_on(
     assert run.cost["resumed"] and not list((tmp_path / "results" / "unfinished").glob("*"))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere", "in_jobs_found")
+def test_processes_of_submitit_take_over_the_runs_of_two_that_were_killed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    # Seconds that submitit waits for what a killed process might have left.
+    monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)
+    settings = [
+        *TINY,
+        "logger=none",
+        "recipe.save_every=1",
+        f"task.data_dir={corpus}",
+        f"results_dir={tmp_path / 'results'}",
+    ]
+    rows = ["report=table2_lm", "task=pg19", "model=local,infini_linear", "seed=1,2", "workers=4"]
+    line = ["reproduce", "-m", *read_by(["reproduce", *rows], settings), *rows, *LAUNCHERS["submitit_local"]]
+    monkeypatch.setattr(sweep, "_worker", in_jobs.killed_if_third_or_fourth)
+    # The launcher waits for its jobs in their order, and tells of the first that has failed.
+    assert cli.main(line) == cli.USAGE_ERROR
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("infini: error: a process of reproduce -m has ended: Job ")
+    assert said.endswith("has not produced any output (state: FINISHED); run the same command again to continue")
+    runs = records.load_records(tmp_path / "results")
+    assert sorted((run.verb, run.model, run.seed) for run in runs) == [
+        (verb, model, seed) for verb in ("eval", "train") for model in ("infini_linear", "local") for seed in (1, 2)
+    ]
+    assert any(run.cost["resumed"] for run in runs if run.verb == "train")
+    logs = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.err")]
+    killed = [text for text in logs if "trained " not in text]
+    assert (len(logs), len(killed)) == (4, 2) and all("parameters on cpu" in text for text in killed), logs
+    assert not list((tmp_path / "results" / "unfinished").glob("*"))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -123,6 +157,30 @@ def test_what_cannot_be_shared_is_one_line(words: list[str], says: str, capsys: 
     assert cli.main(["reproduce", "report=table2_lm", *words]) == cli.USAGE_ERROR
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"infini: error: {says}")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            "Job 7 (task: 0) with path 7_0_result.pkl\nhas not produced any output (state: FINISHED)\nError stream",
+            "Job 7 (task: 0) with path 7_0_result.pkl has not produced any output (state: FINISHED)",
+        ),
+        ("Job not requeued because: timed-out too many times.", "Job not requeued because: timed-out too many times"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_an_error_of_a_launcher_is_one_sentence(
+    error: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def multirun(task: Any, overrides: Any) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(sweep, "_multirun", multirun)
+    assert cli.main(["train", "-m", "task=passkey", "seed=1,2", *LAUNCHERS["submitit_local"]]) == cli.USAGE_ERROR
+    said = capsys.readouterr().err.splitlines()[-1]
+    again = "run the same command again for the remaining jobs"
+    assert said == f"infini: error: hydra/launcher=submitit_local: {says}; {again}"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
