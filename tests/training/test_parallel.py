@@ -95,7 +95,9 @@ def test_two_processes_train_as_one(
     # A process that imported torch before the command, as this one, also prints a note on DistributedDataParallel.
     said = [line.split()[0] for line in err.splitlines() if "reducer.cpp" not in line]
     parameters = f"{run_of(tmp_path).run_id}:"
-    assert not out and said == ["training", parameters, "step", "trained", "model:", "record:"]
+    # torch 2.10 prints that its processes are connected.
+    printed = [line for line in out.splitlines() if not line.startswith("[Gloo] ")]
+    assert not printed and said == ["training", parameters, "step", "trained", "model:", "record:"]
     assert len(list(tmp_path.glob("logs/*"))) == 1
     assert run_of(tmp_path).environment["ranks"] == 2
     assert dict(os.environ) == before and not torch.distributed.is_initialized()
