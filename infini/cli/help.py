@@ -39,10 +39,12 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     lines = [f"infini {verb.name}: {verb.summary}", "", f"  {verb.example}"]
     lines += ["", "Keys (key=value; shown with their defaults):"]
     about = _meanings(Config)
-    lines += [line for key in verb.keys for line in _entry(key, cfg[key], about.get(key, ""))]
-    for short, whole in verb.aliases.items():
+    lines += [line for key in verb.keys if "." not in key for line in _entry(key, cfg[key], about.get(key, ""))]
+    of_groups = {key: key for key in verb.keys if "." in key} | dict(verb.aliases)
+    for short, whole in of_groups.items():
         group, _, key = whole.partition(".")
-        lines += _entry(short, cfg[group][key], _explained(group, cfg[group]["name"]).get(key, ""))
+        if key in cfg[group]:
+            lines += _entry(short, cfg[group][key], _explained(group, cfg[group]["name"]).get(key, ""))
     left_out = {*verb.excludes, *verb.aliases.values()}
     if pretrained:
         # The base's.

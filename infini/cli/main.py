@@ -27,7 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Read when torch is imported, which comes later: its notes on DistributedDataParallel address programmers.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    verb = verbs().get(arguments[0]) if arguments else None
+    try:
+        verb = verbs().get(arguments[0]) if arguments else None
+    except InputError as error:
+        # Of a module in infini/commands.
+        print(f"infini: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
     # Work continues when nobody reads its output any more; a command that only prints stops.
     with robust_streams(patient=verb is not None and not verb.needs_reader) as finish, headless_matplotlib():
         try:

@@ -6,7 +6,6 @@ A verb is an entry of `_VERBS`, or `VERB` in a module of this package.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from infini.config.schema import (
 from infini.errors import InputError, one_of, require
 from infini.pretrained.base_names import SEGMENT
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
+from infini.system.modules import import_all
 from infini.system.paths import is_file
 
 MODEL_SELECTION_KEYS = ("dims.*", "optimizer.*", "recipe.*")
@@ -80,7 +80,7 @@ class Verb:
     groups: tuple[str, ...] = ()
     """Groups that it reads with all of their keys."""
     keys: tuple[str, ...] = ()
-    """Root keys that it reads."""
+    """Keys that it reads: root keys, or single keys of groups, as scale.vocab_size."""
     choices: tuple[str, ...] = ()
     """Groups of which it reads the choice alone."""
     default_all: tuple[str, ...] = ()
@@ -380,7 +380,22 @@ _VERBS = (
 
 @cache
 def verbs() -> dict[str, Verb]:
-    """Name -> verb, in the order of the help."""
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    own = [module.VERB for module in modules if hasattr(module, "VERB")]
-    return {verb.name: verb for verb in (*_VERBS, *own)}
+    """Name -> verb, in the order of the help.
+
+    Raises InputError for a module of this package that cannot be imported, or whose VERB has the name of another, or
+    reads what does not exist.
+    """
+    found = {verb.name: verb for verb in _VERBS}
+    for module in import_all(__name__, __path__):
+        if (verb := getattr(module, "VERB", None)) is None:
+            continue
+        at = f"{module.__file__}: VERB"
+        require(verb.name not in found, f"{at}.name", verb.name, "is the name of another verb")
+        for group in (*verb.groups, *verb.choices):
+            one_of(f"{at}.groups", group, list(groups()))
+        for key in verb.keys:
+            # The other part of group.key depends on the choice of the group.
+            known = list(groups() if "." in key else root_defaults())
+            one_of(f"{at}.keys", key.partition(".")[0], known)
+        found[verb.name] = verb
+    return found

@@ -5,17 +5,14 @@ A model file decorates its builder with `@register("name", Config)`; the builder
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import os
-import pkgutil
-import traceback
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from infini.errors import InputError, require
+from infini.system.modules import import_all
 
 Builder = Callable[[Any, Any, int], Any]
 Kind = Literal["language_model", "seq2seq"]
@@ -47,16 +44,7 @@ def registered(kind: Kind | None = None) -> dict[str, tuple[type, Builder]]:
 
     Raises InputError, naming file and line, if a model file cannot be imported: no model is left out silently.
     """
-    for module in pkgutil.iter_modules(__path__):
-        try:
-            importlib.import_module(f"{__name__}.{module.name}")
-        except Exception as error:
-            path = os.path.join(getattr(module.module_finder, "path", "infini/models"), f"{module.name}.py")
-            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-            if isinstance(error, SyntaxError):
-                lines = [error.lineno]
-            place = f"{path}, line {lines[-1]}" if lines else path
-            raise InputError(f"{place}: {type(error).__name__}: {error}") from error
+    import_all(__name__, __path__)
     return {name: entry for name, entry in _REGISTRY.items() if kind in (None, _KINDS[name])}
 
 
