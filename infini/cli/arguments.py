@@ -122,7 +122,8 @@ def with_keys_of(verb: Verb, error: NoSuchKeyError) -> InputError:
         return error
     allowed = sorted({*verb.groups, *verb.choices, *verb.keys, *verb.aliases} - verb.chosen)
     # Trainings are counted in steps.
-    whole = _whole_key(verb, "steps" if error.key == "epochs" else error.key)
+    meant = {"epochs": "steps", "learning_rate": "lr"}
+    whole = _whole_key(verb, meant.get(error.key, error.key))
     hint = f"; did you mean {whole!r}?" if whole else did_you_mean(error.key, allowed)
     return InputError(f"{error.shown}: no such key; allowed: {', '.join(allowed)}{hint}")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -34,6 +35,7 @@ from infini.config.schema import (
     TaskConfig,
     evaluation_keys,
     groups,
+    no_yaml,
     one_of,
     require,
     root_defaults,
@@ -108,9 +110,16 @@ def compose(overrides: Sequence[str]) -> Config:
     except MissingConfigException as error:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group in groups():
+            if not any(override.key_or_group == group for override in parsed):
+                raise InputError(
+                    f"{group}={choice!r}: this task and scale have no conf/{group}/{choice}.yaml; "
+                    f"add it, or set {group} to one of {', '.join(groups()[group])}"
+                ) from error
             one_of(group, choice, groups()[group])
         hint = "; joblib and submitit come with the extra `cluster`" if group == "hydra/launcher" else ""
         raise InputError(f"{first_line(error)}{hint}") from error
+    except yaml.YAMLError as error:
+        raise no_yaml(error) from error
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         # The last three come from inside Hydra, for some ways of setting a group.
         raise _explained(error, parsed) from error

@@ -25,7 +25,7 @@ import yaml
 from infini.config.data_files import TEXT_LAYOUT, text_files
 from infini.config.fields import setting
 from infini.config.lengths import parse_depths, parse_lengths, parse_part
-from infini.errors import at_least, one_of, require
+from infini.errors import InputError, at_least, first_line, one_of, require
 
 MAX_ROWS = 2**20
 """Maximum rows of a batch, and entries of a vocabulary: more could exhaust the memory without an error message."""
@@ -594,4 +594,14 @@ def settings_in(*names: str) -> dict[str, Any]:
     path = resources.files("infini.conf").joinpath(*names[:-1], f"{names[-1]}.yaml")
     # The loader in C, where PyYAML has it, takes a tenth of the time; every command reads a few files.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return (yaml.load(path.read_text(encoding="utf-8"), Loader=loader) or {}) if path.is_file() else {}
+    try:
+        return (yaml.load(path.read_text(encoding="utf-8"), Loader=loader) or {}) if path.is_file() else {}
+    except yaml.YAMLError as error:
+        raise no_yaml(error, str(path)) from error
+
+
+def no_yaml(error: yaml.YAMLError, path: str = "") -> InputError:
+    """One line for a file that is not YAML, with the place at which it was noticed. path: default, the error's own."""
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path or mark.name}, line {mark.line + 1}" if mark else path
+    return InputError(f"{place}: not YAML: {getattr(error, 'problem', None) or first_line(error)}")

@@ -135,8 +135,8 @@ def no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError
         hint = f"; did you mean {same[0]!r}?"
     else:
         # Not whole keys: what all of them begin with would make any two look alike.
-        hint = did_you_mean(key, [name for name in known if name not in siblings])
-        if near := nearest(last, [name.rpartition(".")[2] for name in siblings]):
+        hint = did_you_mean(key, [name for name in known if name not in (*siblings, parent)])
+        if near := nearest("lr" if last == "learning_rate" else last, [name.rpartition(".")[2] for name in siblings]):
             found = f"{parent}.{near}" if parent else near
             hint = f"; did you mean {found!r}?"
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))

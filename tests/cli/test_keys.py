@@ -455,6 +455,21 @@ def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) 
             "results_dir, scale, seed, task; did you mean 'recipe.steps'?",
         ),
         (
+            "train learning_rate=0.1",
+            "learning_rate=0.1: no such key; allowed: cache_dir, dims, init_from, logger, model, optimizer, parallel, "
+            "recipe, results_dir, scale, seed, task; did you mean 'optimizer.lr'?",
+        ),
+        (
+            "train optimizer.learning_rate=0.1",
+            "optimizer.learning_rate=0.1: no such key of optimizer; allowed: betas, clip_norm, gate_lr, lr, name, "
+            "weight_decay; did you mean 'optimizer.lr'?",
+        ),
+        (
+            "train optimizer.optimiser=adamw",
+            "optimizer.optimiser='adamw': no such key of optimizer; allowed: betas, clip_norm, gate_lr, lr, name, "
+            "weight_decay",
+        ),
+        (
             "eval parallel.devices=2",
             "parallel.devices=2: infini eval does not read parallel.devices; ",
         ),
@@ -475,7 +490,8 @@ def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) 
 def test_an_unknown_key_is_answered_with_those_of_the_verb(
     line: str, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert error(capfd, *line.split()).startswith(said)
+    answer = error(capfd, *line.split())
+    assert answer.startswith(said) and "did you mean 'optimizer'" not in answer
 
 
 def test_the_help_of_inject_has_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:

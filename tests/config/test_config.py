@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import re
+import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from helpers import one_in
 from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
+from installed import environment_of, installed_copy
 from omegaconf import OmegaConf
 
 from infini.config import compose as module
@@ -245,8 +248,9 @@ def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("infini.config.compose._hydra_compose", missing)
     said = message()
-    assert said.startswith("recipe='pg19_lap': must be one of arxiv_math_gpu,")
-    assert said.endswith("; did you mean 'pg19_laptop'?")
+    lacks = "this task and scale have no conf/recipe/pg19_lap.yaml; add it, or set recipe to one of arxiv_math_gpu, "
+    assert said.startswith(f"recipe='pg19_lap': {lacks}")
+    assert ", pg19_laptop" in said
 
 
 def test_rate_warms_up_peaks_and_ends_where_it_should() -> None:
@@ -588,3 +592,37 @@ def test_a_penalty_on_gated_writes_is_not_for_weights_in_parts() -> None:
         changed = [word for word in words if word.partition("=")[0] != other.partition("=")[0]]
         more = ["recipe.sparse_loss_scale=null"] if other == "recipe.sparse_writes=null" else []
         assert compose([*changed, other, *more]).parallel.name in ("ddp", "fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [('name: mine\ntitle: "x\nsplit: test\n', 2), ("name: mine\n\t- a\n", 2)], ids=["quote", "tab"]
+)
+def test_a_yaml_that_cannot_be_read_is_one_line(tmp_path: Path, text: str, line: int) -> None:
+    """Whether it is chosen, or read because it may declare claims."""
+    copy = installed_copy(Path(__file__).resolve().parents[2], tmp_path)
+    broken = copy / "infini" / "conf" / "report" / "mine.yaml"
+    broken.write_text(text, encoding="utf-8")
+    for report in ("mine", "claims"):
+        call = [sys.executable, "-m", "infini", "table", f"report={report}", f"results_dir={tmp_path / 'results'}"]
+        done = subprocess.run(call, cwd=copy, env=environment_of(copy), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, done.stderr
+        # The two libraries that read it notice it at different lines.
+        assert re.fullmatch(rf"infini: error: {re.escape(str(broken))}, line [{line}-4]: not YAML: .+\n", done.stderr)
+
+
+@pytest.mark.parametrize("group", ["dims", "recipe"])
+def test_a_task_without_sizes_or_a_recipe_for_a_scale_says_which_file_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """Nobody typed the name, so no name that is like it is meant."""
+
+    def lacks(overrides: tuple[str, ...]) -> bytes:
+        raise MissingConfigException("not found", missing_cfg_file=f"{group}/notes_gpu")
+
+    monkeypatch.setattr("infini.config.compose._joined_groups", lacks)
+    with pytest.raises(InputError) as caught:
+        compose(["task=pg19", "scale=gpu"])
+    said = f"{group}='notes_gpu': this task and scale have no conf/{group}/notes_gpu.yaml; add it, or set {group} to "
+    assert str(caught.value).startswith(f"{said}one of ") and "did you mean" not in str(caught.value)
+    with pytest.raises(InputError, match=f"{group}='notes_gpu': must be one of .*"):
+        compose(["task=pg19", f"{group}=pg19_gpu"])
