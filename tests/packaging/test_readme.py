@@ -201,6 +201,13 @@ def test_tests_that_pages_name_exist() -> None:
     assert missing == []
 
 
+def test_folders_of_tests_are_those_of_the_package_or_named_in_the_layout() -> None:
+    packages = {path.parent.name for folder in ("infini", ".") for path in (ROOT / folder).glob("*/__init__.py")}
+    tests = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/*.py")}
+    layout = (ROOT / "docs" / "reference" / "layout.md").read_text(encoding="utf-8")
+    assert tests - packages == set(re.findall(r"^tests/(\w+)/ ", layout, re.MULTILINE)) != set()
+
+
 def test_the_counts_of_verdicts_are_those_of_the_claims() -> None:
     claims = (ROOT / "results" / "CLAIMS.md").read_text(encoding="utf-8")
     counts = {
