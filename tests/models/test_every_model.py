@@ -15,7 +15,7 @@ from infini.models import kind_of, registered
 CONF = Path(__file__).parents[2] / "conf" / "model"
 SHIPPED = sorted(path.stem for path in CONF.glob("*.yaml"))
 MODELS = [name for name in SHIPPED if name != "llm"]
-"""Those that are trained from scratch; test_llm.py has the pretrained one."""
+"""Those that are trained from scratch; test_llm_commands.py has the pretrained one."""
 LANGUAGE_MODELS = [name for name in MODELS if kind_of(name) == "language_model"]
 COMPRESSIVE = ("infini_linear", "infini_delta", "infini_xl")
 """Models with a compressive memory."""

@@ -170,7 +170,8 @@ LLM_VARIANTS: list[dict[str, Any]] = [
     {"memory": "none"},
     {"memory": "none", "window": "previous"},
 ]
-"""Options of `llm` that change its arithmetic. Its controls with keys and values of everything grow: test_llm.py."""
+"""Options of `llm` that change its arithmetic. Its controls with keys and values of everything grow:
+test_llm_language_model.py."""
 
 
 @functools.cache
