@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from helpers import one_in
 from report_runs import make_train
 
@@ -235,10 +236,27 @@ def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pyte
         if not verbs()[verb].reads(key):
             assert not [line for line in lines if line.startswith(f"  {key}=")]
             continue
-        key = short.get(key, key)
-        (number,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}=")]
-        rest = lines[number].strip().partition("  ")[2] or lines[number + 1].strip()
-        assert len(rest.split()) >= 2 and "=" not in rest.split()[0], f"{key} has no meaning: {rest!r}"
+        check_meaning(lines, short.get(key, key))
+
+
+def check_meaning(lines: list[str], key: str) -> None:
+    """Lines of help say something of a key, beside it or below it."""
+    (number,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}=")]
+    rest = lines[number].strip().partition("  ")[2] or lines[number + 1].strip()
+    assert len(rest.split()) >= 2 and "=" not in rest.split()[0], f"{key} has no meaning: {rest!r}"
+
+
+@pytest.mark.parametrize("model", groups()["model"])
+def test_help_explains_every_option_of_every_model(
+    model: str, capsys: pytest.CaptureFixture[str], project_root: Path
+) -> None:
+    """By the comments in its YAML."""
+    options = yaml.safe_load((project_root / "conf" / "model" / f"{model}.yaml").read_text(encoding="utf-8"))
+    assert options.pop("name") == model and options
+    assert cli.main(["train", f"model={model}", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for key in options:
+        check_meaning(lines, f"model.{key}")
 
 
 @pytest.mark.parametrize("group", ["task", "model", "scale", "report", "suite", "experiment"])
