@@ -110,6 +110,18 @@ def test_commands_that_another_program_starts_are_read(page: str, program: str) 
     assert {(page, words) for words in started} <= set(shown())
 
 
+def test_every_target_of_make_is_on_a_page() -> None:
+    """In code, as `make env`."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    code = [
+        span for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for span in block.splitlines()
+    ]
+    code += re.findall(r"`([^`\n]+)`", text)
+    named = {word for span in code if span.startswith("make ") for word in span.split()[1:]}
+    (phony,) = re.findall(r"^\.PHONY: (.*)", MAKEFILE, re.MULTILINE)
+    assert "env" in phony.split() and set(phony.split()) - named == set()
+
+
 NO_ADDITIONS = {
     "task=booksum": "what a model was trained on",
     "model.unlimiformer=test": "of an evaluation or a summary, in a row whose command is a training",
