@@ -48,7 +48,7 @@ class RunRecord:
     """A run: identity, environment, data and results."""
 
     run_id: str
-    """From `new_run_id`; also the name of the file."""
+    """The id from `new_run_id`; also the name of the file."""
     verb: str
     """train, eval or bench."""
     task: str
@@ -66,8 +66,8 @@ class RunRecord:
     started: str
     """UTC time of the start, ISO 8601."""
     environment: dict[str, Any]
-    """From `environment`, when the run started. started_from: of a training with `init_from`, the run id in the
-    checkpoint that it names; older records lack it."""
+    """The result of `environment` when the run started. started_from: the run id in the checkpoint that a training's
+    `init_from` names; older records lack it."""
     data: dict[str, Any] = field(default_factory=dict)
     """name, source (folder, hub or synthetic), revision (content hash), split, documents, tokens, words, bytes,
     tokenizer. beside: bytes and sha256 of each file beside the record, by its suffix."""
@@ -288,7 +288,7 @@ def written_records() -> Iterator[list[str]]:
     try:
         yield written
     finally:
-        # By identity: two empty lists are equal.
+        # Compared by identity, because two empty lists are equal.
         _LISTENING[:] = [other for other in _LISTENING if other is not written]
 
 
@@ -301,7 +301,8 @@ def keep_read(keep: bool = True) -> Iterator[None]:
     """Inside the block a record is read from disk once. With keep=False nothing is kept inside the block, and what was
     kept before it is dropped: a run does not hold records that it does not need.
 
-    For a table of many cells, each of which looks through all records. Nothing may change a record that it was given.
+    It serves tables of many cells, each of which looks through all records. Nothing may change a record that it was
+    given.
     """
     global _KEPT
     before = _KEPT is not None
@@ -386,7 +387,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 CODE = ("infini", "tasks", "conf", ":(glob)*.py", ":(glob)*.toml")
-"""Where a new file changes what runs. Any other file that git does not know is the user's own."""
+"""Paths where a new file changes what runs. Any other file that git does not know is the user's own."""
 NO_CODE = ("results", "docs", "tests")
 """Folders on which no run depends; publishing writes into the first."""
 
@@ -418,7 +419,7 @@ def _first_revision(root: Path) -> str | None:
 
 
 def changed_files(root: Path, revision: str = "HEAD") -> list[str] | None:
-    """Where the checkout at `root` differs from a commit; None where git does not tell.
+    """The files of the checkout at `root` that differ from a commit; None where git does not tell.
 
     Changed files count, and new ones in CODE. Files that git ignores do not, and those of NO_CODE do not.
     """
@@ -456,7 +457,7 @@ def _hardware() -> dict[str, Any]:
 
 
 def environment(root: Path = SOURCE_ROOT) -> dict[str, Any]:
-    """Commit, hardware and versions of this process. To be called when a run starts, before it writes files.
+    """Commit, hardware and versions of this process. Call it when a run starts, before it writes files.
 
     root: the checkout whose commit is recorded.
     """

@@ -33,7 +33,7 @@ PEER_PACKAGE = "infini_transformer_pytorch"
 
 @dataclass(frozen=True)
 class Rates:
-    """What this device does in a second, measured alone."""
+    """Work that this device does in a second, each kind measured alone."""
 
     product_flops: float
     """Operations of a large matrix product, in the dtype of the products."""
@@ -45,7 +45,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of a layer has to do at least."""
+    """The least work of one call of a layer."""
 
     flops: float
     exponentials: float

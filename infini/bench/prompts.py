@@ -23,7 +23,7 @@ NEW_TOKENS = 32
 """Tokens generated after the prompt. The prompt is NEW_TOKENS / 2 tokens shorter than its nominal length. So half of
 the tokens are generated before the end of a segment, and half after it."""
 REPEATS, REPEATED_TOKENS = 3, 16384
-"""How often each variant reads a prompt. Prompts longer than REPEATED_TOKENS are read once."""
+"""Number of times that each variant reads a prompt. Prompts longer than REPEATED_TOKENS are read once."""
 BASE_CACHE = "own"
 """The variant without a memory. The others are named by their segment length."""
 

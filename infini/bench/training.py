@@ -190,7 +190,7 @@ def wait(device: torch.device) -> None:
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a call until its work is done. To free what it returns is not its work."""
+    """Seconds of a call until its work is done, without the time to free its result."""
     wait(device)
     begin = time.perf_counter()
     result = call()

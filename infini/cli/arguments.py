@@ -1,4 +1,4 @@
-"""From the words of a command line to a checked configuration: what is refused, with what the user may have meant."""
+"""Turns the words of a command line into a checked configuration. Errors say what the user may have meant."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WHY = {
 
 
 def prepare(verb: Verb, words: Sequence[str]) -> tuple[Config, list[str], dict[str, Any]]:
-    """What a verb is run with, checked: configuration, overrides, and what it read of its words itself."""
+    """The checked input of a verb: configuration, overrides, and the values that the verb itself read of its words."""
     from infini.config.compose import compose
 
     words = [bracketed(word) for word in words]

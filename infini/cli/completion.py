@@ -49,7 +49,7 @@ def script(shell: str) -> str:
         verbs=" ".join(verbs()),
         # Bash replaces what stands behind the =, zsh the whole word.
         prefix='-P "$key=" ' if shell == "zsh" else "",
-        # There compopt does not exist: no word gets a space, for a key must not.
+        # zsh has no compopt, so no word gets a space: a key must not have one.
         options="-o nospace " if shell == "zsh" else "",
         choices=_cases({group: " ".join(options) for group, options in groups().items()}, "choices"),
         keys=_cases({name: " ".join(keys_of_verb(verb)) for name, verb in verbs().items()}, "keys"),

@@ -1,6 +1,7 @@
 """The `infini` command: reads the verb, checks the words, composes the configuration, and runs the verb.
 
-What cannot be read is refused with a suggestion, and so is a key that a verb does not read: it would change nothing.
+It refuses words that it cannot read, and keys that the verb does not read because they would change nothing. Its errors
+make a suggestion.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         verb = verbs().get(arguments[0]) if arguments else None
     except InputError as error:
-        # Of a module in infini/commands.
+        # A module in infini/commands raised it.
         print(f"infini: error: {error}", file=sys.stderr)
         return USAGE_ERROR
     # Work continues when nobody reads its output any more; a command that only prints stops.

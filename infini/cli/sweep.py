@@ -103,7 +103,7 @@ def share(verb: Verb, words: Sequence[str]) -> int:
     except KeyboardInterrupt as stopped:
         raise KeyboardInterrupt(str(stopped) or verb.if_stopped) from stopped
     except Exception as error:
-        # Of the launcher, on a process that was killed or that it could not start.
+        # The launcher reports a process that was killed or that it could not start.
         ended = f"a process of {verb.name} -m has ended: {_said_by_launcher(error)}"
         raise InputError(f"{ended}; run the same command again to continue") from error
     failed = [str(job.return_value) for job in jobs if job.return_value]

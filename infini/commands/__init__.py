@@ -86,7 +86,7 @@ class Verb:
     default_all: tuple[str, ...] = ()
     """Groups of which it takes every choice where none is named."""
     also_reads: tuple[str, ...] = ()
-    """What else it reads, not shown in its help: keys, groups by name (the choice alone) or `group.*` (all keys)."""
+    """Settings that it reads but its help omits: keys, groups by name (the choice alone) or `group.*` (all keys)."""
     excludes: tuple[str, ...] = ()
     """Keys of `groups` that it does not read."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Verb:
     shares_runs: bool = False
     """Whether `-m` runs the command in several processes, which share its runs."""
     if_stopped: str = "the same command starts from the beginning"
-    """What is true when the command was interrupted before it could say so itself."""
+    """The message after an interruption that left the command no time for its own message."""
     needs_reader: bool = False
     """Whether it only prints: it stops when nobody reads its output."""
     computes: bool = False
@@ -115,7 +115,7 @@ class Verb:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """What it reads; see infini.config.schema."""
+        """Patterns of the settings that it reads; see infini.config.schema."""
         return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also_reads)
 
     @property
@@ -215,8 +215,8 @@ def _read_publish(words: Sequence[str]) -> Arguments:
 
 
 def _check_bench(cfg: Any, overrides: Sequence[str]) -> None:
-    """A model is named by its suite; `model=` alone would change nothing. Neither would sizes that one layer, measured
-    against others, does not have."""
+    """Refuse settings that would change nothing: `model=` alone, because the suite names its models, and sizes that the
+    layer of suite.layer_tokens does not have."""
     named = [word for word in overrides if key_of(word) == "model"]
     if named and not any(key_of(word).startswith("model.") for word in overrides):
         raise InputError(
@@ -293,7 +293,7 @@ _VERBS = (
         excludes=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
         read=_read_summarize,
         takes_words=True,
-        # What the model was trained for, and how summaries are sampled.
+        # The task of the model's training, which also sets how summaries are sampled.
         fixed_settings=("task=booksum",),
     ),
     Verb(
@@ -372,7 +372,7 @@ _VERBS = (
         excludes=("model.base", "model.memory", "model.train", "model.lora_rank"),
         aliases=INJECT_SHORT,
         read=_read_inject,
-        # Its own defaults.
+        # The verb's own defaults.
         fixed_settings=("model=llm", f"dims.segment_length={SEGMENT}", "model.dtype=null"),
     ),
 )

@@ -59,7 +59,7 @@ VERB = Verb(
     keys=("key", "length", "place"),
     also_reads=("parallel.accelerator", "parallel.precision"),
     read=_read_demo,
-    # Its own default.
+    # The demo's own default.
     fixed_settings=("length=1M",),
     needs_reader=True,
     check=_check_demo,

@@ -172,7 +172,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """
     choices: list[list[str]] = []
     with _composing():
-        # For glob(), which lists the choices of a group.
+        # glob() needs the loader: it lists the choices of a group.
         loader = GlobalHydra.instance().config_loader()
         for override in OverridesParser.create(loader).parse_overrides(normalise(overrides)):
             given, key = str(override.input_line), override.get_key_element()
@@ -206,7 +206,7 @@ def _composing() -> Iterator[None]:
 
 
 def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
-    """What Hydra composes. Groups are read and joined once for each choice of them; values are set in a copy."""
+    """Hydra's configuration. Groups are read and joined once for each choice of them; values are set in a copy."""
     values: list[Override] = []
     others: list[Override] = []
     for override in map(_parsed, overrides):
@@ -227,7 +227,7 @@ def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
 
 @functools.cache
 def _joined_groups(overrides: tuple[str, ...]) -> bytes:
-    """What Hydra composes, pickled: copy.deepcopy takes several times as long to copy it."""
+    """Hydra's configuration, pickled: copy.deepcopy takes several times as long to copy it."""
     with _composing():
         return pickle.dumps(hydra.compose("config", list(overrides)))
 
@@ -299,7 +299,7 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
         identity["dims"] = {"segment_length": (identity["dims"] or {}).get("segment_length")}
         left = {"tokenizer", "vocab_size"}
         identity["scale"] = {key: value for key, value in identity["scale"].items() if key not in left}
-    # How often a training is saved decides nothing: it resumes if that changes.
+    # save_every is no part of the identity: a training resumes if it changes.
     if identity["recipe"]:
         identity["recipe"] = {key: value for key, value in identity["recipe"].items() if key != "save_every"}
     identity["init_from"] = values.get("init_from")

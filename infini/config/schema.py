@@ -40,18 +40,18 @@ TRAINING_GROUPS = ("task", "model", "dims", "scale", "optimizer", "recipe", "par
 """Groups that decide a training. In these sets of keys, a pattern is a key, the name of a group (its choice), or
 `group.*` (its choice and all of its keys)."""
 TRAINING_KEYS = (*(f"{group}.*" for group in TRAINING_GROUPS), "tuned", "init_from")
-"""What decides a training; a search identifies its trainings by these."""
+"""Settings that decide a training; a search identifies its trainings by these."""
 REPORT_KEYS = ("report.*", "experiment")
-"""What selects a report and changes it."""
+"""Settings that select a report and change it."""
 SHOWN = ("full", "logger.*")
-"""What decides where a report's table is shown, and how much of it."""
+"""Settings that decide where a report's table is shown, and how much of it."""
 FOLDER_KEYS = ("results_dir", "cache_dir")
 """Root keys that say where files go."""
 
 
 @dataclass
 class TaskConfig:
-    """What is learned and measured. The class variables declare what commands need to know of a task."""
+    """A task: data to learn and measures to report. The class variables declare what commands need to know of it."""
 
     evaluation_reads: ClassVar[tuple[str, ...]] = (
         "scale.eval_max_tokens",
@@ -78,7 +78,7 @@ class TaskConfig:
     """Whether its training batches are prompts, which can follow a history (recipe.long_history) and differ in length
     (recipe.short_sequences)."""
     data_layout: ClassVar[str] = TEXT_LAYOUT
-    """What a folder of its data holds, for messages."""
+    """Describes the contents of a folder of its data, in messages."""
 
     name: str = setting("Task name; also the name of its folder below the data directory.")
     kind: str = setting("Kind of model: `language_model`, or `any` for encoder-decoders too.")
@@ -378,7 +378,7 @@ class ParallelConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where training curves are logged."""
+    """The logger of training curves."""
 
     name: str = setting("csv, wandb (offline unless logged in), tensorboard, or none.")
     validate_every: int | None = setting(
@@ -395,7 +395,7 @@ class LoggerConfig:
 
 @dataclass
 class WandbConfig(LoggerConfig):
-    """Where runs lie in Weights & Biases, and what they are called. Environment variables do not change this."""
+    """The place and the names of runs in Weights & Biases. Environment variables do not change them."""
 
     project: str = setting("Project of the runs.")
     entity: str | None = setting("User or team that the project belongs to; null: that of the login.")
@@ -419,7 +419,7 @@ _FORBIDDEN_IN_PROJECT = "/\\#?%:"
 
 @dataclass
 class SuiteConfig:
-    """What `infini bench` measures."""
+    """The measurements of `infini bench`."""
 
     name: str = setting(
         "train, models, stream, decode, sources, lengths, layer, llm_generate, all, paper or paper_models."
@@ -475,7 +475,7 @@ class SuiteConfig:
 
 @dataclass
 class DecodingConfig:
-    """How tokens are sampled."""
+    """The sampling of tokens."""
 
     name: str
     max_new_tokens: int = setting("Most tokens to generate; the model may end the text before.")

@@ -33,8 +33,11 @@ def _fields(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
 
 
 def build(cls: type[T], values: Mapping[str, Any], group: str = "") -> T:
-    """A dataclass from its fields by name. group: the key of the whole. InputError for a key that is unknown or missing
-    or has a value of another type than declared; `allowed` in the metadata of a field is said of such a value."""
+    """Build a dataclass from the values of its fields by name. group: the key of the whole.
+
+    Raises InputError for an unknown or a missing key, and for a value whose type is not the declared one; its message
+    then contains `allowed` from the metadata of the field.
+    """
     prefix, fields, made = f"{group}." if group else "", _fields(cls), {}  # type: ignore[arg-type]
     for key, value in values.items():
         if key not in fields:
@@ -134,7 +137,7 @@ def no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError
     elif same:
         hint = f"; did you mean {same[0]!r}?"
     else:
-        # Not whole keys: what all of them begin with would make any two look alike.
+        # Whole keys are not compared with their siblings: their common beginning would make any two look alike.
         hint = did_you_mean(key, [name for name in known if name not in (*siblings, parent)])
         if near := nearest("lr" if last == "learning_rate" else last, [name.rpartition(".")[2] for name in siblings]):
             found = f"{parent}.{near}" if parent else near

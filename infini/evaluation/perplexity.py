@@ -75,9 +75,9 @@ class Streamed:
     """Sums over each document. nll, tokens: [documents]."""
 
     by_position: Binned
-    """By position in the document."""
+    """Loss by position in the document."""
     by_place: Binned
-    """By place in the segment."""
+    """Loss by place in the segment."""
     growth: list[list[float]] = field(default_factory=list)
     """Highest growth max_i dz_i / z_i of the normaliser in one segment, [layers][heads]; empty if not measured."""
 
@@ -218,10 +218,10 @@ def stream_in_batches(
     segment_length: int,
     read: Callable[[int, DocumentSubset, list[int]], Sequence[Streamed]],
 ) -> Streamed:
-    """What `read` makes of each batch of documents, together.
+    """Join what `read` returns for each batch of documents.
 
     read is called with the place of the batch's first document, its documents and the position bins of all; it returns
-    stream_documents of them, or nothing for a batch that is left out. segment_length: of the place bins.
+    stream_documents of them, or nothing for a batch that is left out. segment_length: that of the place bins.
     """
     lengths = np.minimum(documents.n_tokens, max_tokens or max(documents.n_tokens))
     edges = position_edges(int(lengths.max()))
@@ -306,7 +306,7 @@ def _growth(before: State, after: State) -> torch.Tensor:
     pads layers with fewer heads."""
     ratios = []
     for (path, z), (_, grown) in zip(leaves(before.layers), leaves(after.layers), strict=True):
-        # Of a pretrained model's layer only the memory of all finished segments.
+        # In a layer of a pretrained model, only the memory of all finished segments counts.
         if path.endswith("z_BGK") and not {"pending", "before"} & set(path.split(".")):
             ratios.append(((grown - z) / z.clamp(min=1e-30)).amax((0, 2)))
     # Layers may have different numbers of heads.

@@ -117,7 +117,7 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         # A message that begins with an option names it as it is typed.
         where = "model." if str(error).partition("=")[0] in hints else f"model={name}: "
         raise InputError(f"{where}{error}") from error
-    # Not before: it imports torch, and names of models are known without.
+    # Imported late, because it imports torch, which the names of models do not need.
     from infini.nn.protocols import missing_members
 
     if _KINDS[name] == "language_model" and (lacking := missing_members(model)):

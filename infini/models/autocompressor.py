@@ -30,7 +30,7 @@ class AutoCompressor(Recurrence):
         at_least_one(summary_tokens=summary_tokens, accumulated=accumulated)
         super().__init__(dims, vocab_size, **options)  # type: ignore[arg-type]
         self.summary_tokens, self.accumulated = summary_tokens, accumulated
-        # What a segment writes is appended to the vectors of earlier segments.
+        # A segment's writes are appended to the vectors of earlier segments.
         self.memory_size, self.summary_vectors = summary_tokens * accumulated, summary_tokens
         self.summaries = vectors(summary_tokens, dims.d_model)
 

@@ -187,7 +187,7 @@ class CompressiveAttention(XLAttention):
         return compressed.flatten(2, 3), recent.flatten(2, 3)
 
     def _filled(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which chunks [..., c] and segments [..., m] of memory are filled after `index` whole segments of a
+        """Whether each chunk [..., c] and segment [..., m] of memory is filled after `index` whole segments of a
         document."""
         m, c = self.memory_segments, self.chunks
         filled = index[..., None] >= np.arange(m + c, 0, -1)

@@ -483,8 +483,8 @@ class InfiniAttention(LocalAttention):
         """The memory that each segment of the piece reads, and the memory after it (Eq. 4 or 5)."""
         assert isinstance(mem, Memory)
         if piece.commits:
-            # What remains of each head's memory after each segment; a segment that a row has not finished changes
-            # nothing.
+            # The share of each head's memory that remains after each segment; a segment that a row has not finished
+            # changes nothing.
             decay_BSG = None if self.decay is None else torch.sigmoid(self.decay.to(mem.z_BGK.dtype))[None, None]
             if decay_BSG is not None and piece.complete_BS is not None:
                 decay_BSG = torch.where(piece.complete_BS[..., None], decay_BSG, 1.0)

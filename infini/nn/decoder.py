@@ -254,7 +254,7 @@ def attention_sizes(dims: Dimensions) -> dict[str, Any]:
 
 @dataclass
 class DecoderConfig:
-    """Options of every model that is a Decoder. What a subclass adds are arguments of its attention."""
+    """Options of every model that is a Decoder. A subclass adds the arguments of its attention."""
 
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True

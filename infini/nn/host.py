@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def to_numpy(values: Tensor | np.ndarray) -> np.ndarray:
-    """The values on the host; of a CPU tensor, without a copy. Of a tensor on another device this is a read."""
+    """The values on the host. A CPU tensor is not copied; a tensor on another device is read back."""
     if isinstance(values, np.ndarray):
         return values
     values = values.detach() if values.requires_grad else values
@@ -30,7 +30,7 @@ def to_device(values: Tensor | np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         # The pinned copy is kept by torch's allocator until the GPU has read it.
         return tensor.pin_memory().to(device, non_blocking=True)
-    # In the other direction a copy that nobody waits for would be used before it is complete.
+    # A copy to the host is waited for: otherwise it would be used before it is complete.
     return tensor if tensor.device == device else tensor.to(device, non_blocking=tensor.device.type == "cpu")
 
 

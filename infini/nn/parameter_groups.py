@@ -15,7 +15,7 @@ from infini.errors import InputError
 GATES = ("beta", "input_weight", "input_bias")
 POSITION_BIAS = "bucket_bias"
 GATE_LR = 1e-2
-"""Of the gates, where none is given."""
+"""Default learning rate of the gates."""
 
 
 def parameter_groups(
@@ -28,7 +28,7 @@ def parameter_groups(
     in none. Raises InputError for a `gate_lr` of gates that are all frozen.
     """
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "others": [], "biases": [], "gates": []}
-    # By type too: pretrained models give embeddings other names.
+    # Embeddings are also found by type, because pretrained models give them other names.
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     has_gates = False
     for name, parameter in model.named_parameters():

@@ -91,7 +91,7 @@ Keep = Callable[[Tensor], None]
 
 
 class MemoryLayer(Protocol):
-    """What a layer in memory_layers has: H = n_heads query heads, G = n_kv_heads key-value heads, each of H / G query
+    """A layer in memory_layers. It has H = n_heads query heads, G = n_kv_heads key-value heads, each of H / G query
     heads, with keys of d_key entries, and gates beta [H] (Eq. 6)."""
 
     n_heads: int
@@ -154,7 +154,7 @@ def optional(model: Any, name: str) -> Any:
     """The model's member `name`, or the default of OptionalMembers."""
     default = getattr(_DEFAULTS, name)
     if inspect.getattr_static(model, name, None) is not None:
-        # Without a default, which would hide an AttributeError raised inside a property of the model.
+        # A default would hide an AttributeError raised inside a property of the model.
         return getattr(model, name)
     return getattr(model, name, default)
 
@@ -167,7 +167,7 @@ def missing_members(model: Any) -> list[str]:
 
 @contextmanager
 def recorded(model: Any, projection: Projection) -> Iterator[list[Tensor]]:
-    """What every layer in model.memory_layers passes to MemoryLayer.watch [B, T, X], from the bottom.
+    """Record what every layer in model.memory_layers passes to MemoryLayer.watch [B, T, X], from the bottom.
 
     The list is filled at the end of the `with` block; several calls inside it are joined along T. Only calls with the
     same gradient mode as the block are recorded: others read tokens a second time.

@@ -36,8 +36,8 @@ from infini.nn.truncated_bptt import MAX_NUMEL, read_groups
 
 
 class SegmentShape(NamedTuple):
-    """What all layers share for a segment: the number of prefix vectors, the index of the first write token, the
-    attention mask (None: causal), and the index from which the last layer's outputs are wanted."""
+    """The shape of a segment, the same for all layers: the number of prefix vectors, the index of the first write
+    token, the attention mask (None: causal), and the index from which the last layer's outputs are wanted."""
 
     n_prefix: int
     write_from: int
@@ -168,8 +168,8 @@ class _Layout(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """What all segments of a call share: each layer's joined projection matrices (see PrefixAttention.projections;
-    None: not worth joining), and the layouts made so far."""
+    """Values that all segments of a call share: each layer's joined projection matrices (see
+    PrefixAttention.projections; None: not worth joining), and the layouts made so far."""
 
     projections: list[Tensor | None]
     layouts: dict[tuple[int, ...], _Layout]
@@ -310,8 +310,8 @@ class Recurrence(Decoder, ABC):
     def _falls_into_groups(self, grid: Grid, reads: list[_Read]) -> bool:
         """Whether the call is read in groups: it has more than a group of short whole segments, and gradients are on.
 
-        Not with activation checkpointing, which keeps the activations of one segment at a time instead of a batch of
-        them.
+        Activation checkpointing rules it out, because it keeps the activations of one segment at a time instead of a
+        batch of them.
         """
         if self.gradient_horizon is None or not torch.is_grad_enabled() or self.checkpoint_activations:
             return False

@@ -104,7 +104,7 @@ class SequenceParallel(nn.Module):
             write_weight_BT: float [B, T], a factor on what a token adds to the memory. Default: 1.
 
         Returns:
-            What `module` returns: a ModelOutput, or outputs and state. The state is the one after this rank's tokens,
+            The result of `module`: a ModelOutput, or outputs and state. The state is the one after this rank's tokens,
             with its gradient history; on the last rank it is the state after the sequence.
 
         Raises ValueError on every rank if one rank's arguments do not fit.
@@ -238,7 +238,7 @@ class _Ranks:
         return self._before(map_BGKX[..., :V], start_BGKV)
 
     def _total(self, added_BSX: Tensor, start_BX: Tensor, kept_SB: Tensor | None) -> Tensor:
-        """What the state is after this rank, [B, ...], without earlier ranks."""
+        """The state [B, ...] after this rank, if earlier ranks are left out."""
         kept_B = None
         if kept_SB is not None:
             # 1 where no reset follows the segment.

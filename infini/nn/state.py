@@ -31,7 +31,7 @@ def state_class(kind: Kind) -> Kind:
 
 @state_class
 class Clock(NamedTuple):
-    """Where each row is in its document. All tensors are on the host.
+    """The position of each row in its document. All tensors are on the host.
 
     position_B: int64, tokens since the row's last reset.
     slot_B: int64, tokens in the row's unfinished segment, in [0, segment_length).
@@ -46,7 +46,7 @@ class Clock(NamedTuple):
     slot: int | None = None
 
     def on_host(self) -> Clock:
-        """The same clock. Of one on a device, as torch.load leaves it of a state saved by an older version, a copy."""
+        """The same clock, or a copy of one on a device, where torch.load puts the clock of an older version's state."""
         if all(x.device.type == "cpu" for x in self[:3]):
             return self
         return self._replace(**{name: getattr(self, name).cpu() for name in self._fields[:3]})
@@ -77,7 +77,7 @@ class State(NamedTuple):
         return state_bytes(self)
 
     def __repr__(self) -> str:
-        """How many rows have read how many tokens, and how large the state is; its numbers are in its fields."""
+        """Says how many tokens each row has read, and how large the state is, but not its numbers."""
         read = str(self.clock.position_B.tolist()) if self.clock.position_B.device.type == "cpu" else "unknown numbers"
         size = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}, {self.nbytes():,} bytes"
         return f"State(rows that have read {read} tokens, {size})"

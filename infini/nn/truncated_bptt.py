@@ -32,8 +32,9 @@ Resets = Sequence[np.ndarray | None]
 
 
 class Schedule(NamedTuple):
-    """For each segment and row of a call, on the host: the document's writes before it [R, B], and the round in which
-    it is read with gradients [R, B], which is the number of segments of its group before it in the call."""
+    """Two tables on the host, with an entry for each segment and row of a call [R, B]: the document's writes before it,
+    and the round in which it is read with gradients, which is the number of its group's segments before it in the
+    call."""
 
     writes_RB: np.ndarray
     round_RB: np.ndarray

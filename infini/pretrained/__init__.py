@@ -1,1 +1,1 @@
-"""Encoder-decoder systems on transformers' own classes."""
+"""Pretrained models: encoder-decoders, also with Unlimiformer; `llm` puts the memory into language models."""

@@ -143,7 +143,7 @@ class Seq2Seq(nn.Module):
         return encode(encoder, source_BS, self.config.window, self.global_first, advance, attention_mask=mask_BS)
 
     def source_tokens(self, length: int) -> int:
-        """How many tokens of a source of this length are read."""
+        """The number of tokens that are read of a source of this length."""
         how = self.config.unlimiformer
         whole = how == "alternating" or (how == "test" and not self.training)
         return length if whole else min(length, self.config.window - self._source_marks)

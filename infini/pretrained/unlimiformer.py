@@ -166,7 +166,7 @@ class UnlimiformerAttention(nn.Module):
         self, base: Any, k: int, index: StateIndex | None = None, results: int = 2, in_training: bool = True
     ) -> None:
         super().__init__()
-        # In a tuple, which is not registered as a submodule: its projections are this module's.
+        # A tuple is not registered as a submodule: the base's projections are this module's.
         self._plain, self.in_training = (base,), in_training
         self.k, self.index, self.results = k, index, results
         self.dropout: float = base.dropout
@@ -250,7 +250,7 @@ class UnlimiformerAttention(nn.Module):
         B, H, T, _ = asking_BHTD.shape
         size = max(1, SCORES_PER_CALL // (B * H * T))
         best_scores = best = None
-        # In the states' dtype: autocast would copy all states to bfloat16 for every token and layer.
+        # Scores have the states' dtype: autocast would copy all states to bfloat16 for every token and layer.
         with torch.no_grad(), torch.autocast(states_BSD.device.type, enabled=False):
             asking_BQD = asking_BHTD.to(states_BSD.dtype).flatten(1, 2)
             for start in range(0, states_BSD.shape[1], size):

@@ -39,7 +39,7 @@ class Growth:
     """Training tokens of each budget."""
     differences: tuple[Effect, ...]
     changes: tuple[Effect, ...]
-    """From each budget to the next one, then from the first to the last."""
+    """The changes from each budget to the next one, then from the first to the last."""
 
     @property
     def run_ids(self) -> tuple[str, ...]:

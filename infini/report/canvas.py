@@ -1,4 +1,4 @@
-"""What all figures share: size and style, titles, labels beside what they name, and files that are the same bytes.
+"""Common parts of all figures: size and style, titles, labels beside what they name, and reproducible files.
 
 Figures are written as PNG and SVG. Their bytes depend only on the records and on the versions of matplotlib and Pillow.
 matplotlib is loaded when the first figure is drawn. No window system is needed.
@@ -49,13 +49,13 @@ _ANGLES: tuple[int, ...] = (0, 180, 30, -30, 150, -150, 60, -60, 120, -120, 90, 
 _ANGLES += (15, -15, 165, -165, 45, -45, 135, -135, 75, -75, 105, -105)
 """Directions in which a label may be, in degrees, the preferred ones first."""
 _ORDERS, _MOST_PLACES = 200, 40
-"""In how many orders labels are tried, and how many places of each."""
+"""Number of orders in which labels are tried, and number of places tried for each label."""
 _LINE_ROOM, _LEADER_ROOM = 3, 1.5
 """Half of the width in pixels that a line takes, and the line of a label."""
 _TEXT: dict[str, Any] = {"fontsize": _LABEL_SIZE, "linespacing": 1.0, "annotation_clip": False}
-"""Of a label."""
+"""Text properties of a label."""
 LABELS_END = 1.15
-"""Where labels of points end at the right, as a share of the panel's width."""
+"""The right end of the labels of points, as a share of the panel's width."""
 _LEADER = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
 """The line from a label to its point."""
 

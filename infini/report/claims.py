@@ -44,7 +44,7 @@ WITHOUT_RUNS = "By arithmetic, or not testable"
 
 @dataclass(frozen=True)
 class Fixed:
-    """When the tests of some claims were fixed, as `conf/report/claims.yaml` declares it."""
+    """The time at which the tests of some claims were fixed, as `conf/report/claims.yaml` declares it."""
 
     claims: str
     date: str
@@ -332,7 +332,7 @@ class _CellAccuracy:
     above: bool
 
     def p_values(self, times: float = 1.0, n_seeds: int | None = None) -> PValues:
-        """As measured, or as expected with `times` as many prompts per seed and n_seeds seeds."""
+        """The p-values as measured, or as expected with `times` as many prompts per seed and n_seeds seeds."""
         trials = effective_trials(self.accuracy, self.asked, times, n_seeds)
         p, q = proportion_p(statistics.fmean(self.accuracy) * trials, trials, self.expected)
         return (p, q) if self.above else (q, p)
@@ -544,7 +544,7 @@ class LossOptions:
     less: tuple[str, ...] = ()
     """Two rows, whose difference is subtracted."""
     control: str = ""
-    """What these are, in words."""
+    """Describes these two rows in words."""
 
 
 @dataclass(frozen=True)
@@ -556,7 +556,7 @@ class PasskeyOptions:
     only_seeds: tuple[int, ...] | None = None
     """The seeds that judge the claim; null: all."""
     prompts: int | None = None
-    """How many prompts each cell of a seed must have; null: any number."""
+    """Number of prompts that each cell of a seed must have; null: any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -583,18 +583,18 @@ ANY_RUNS: tuple[type[RunReport], str] = (RunReport, "needs a table of runs, for 
 
 @dataclass(frozen=True)
 class Measure:
-    """How claims of a kind are measured, and how their test is described: a function, or a template that is filled with
+    """The measure of a kind of claims and the description of their test: a function, or a template that is filled with
     the claim `c` and the titles of its `rows`."""
 
     measure: Callable[[Claim, Evidence | None], Measured]
     described: str | Callable[[Claim, Mapping[str, str]], str]
     needs: tuple[type[RunReport], str] | None = None
-    """The class of the report whose runs are judged, and what is said of another; None: no report is needed."""
+    """The class of reports whose runs can be judged, and the message for any other; None: no report is needed."""
     rows: int = 0
     """Number of rows."""
     or_more: bool = False
     options: type[LossOptions | PasskeyOptions | GatesOptions] | None = None
-    """What it takes; None: no options."""
+    """The class of its options; None: it has none."""
 
     def check(self, claim: Claim) -> None:
         """Raise InputError for what this measure does not take. Evidence.check does so for what depends on a report."""

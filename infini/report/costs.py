@@ -32,7 +32,7 @@ class Point:
     seeds: tuple[int, ...]
     """Those of the means."""
     n_seeds: int
-    """How many seeds the row has."""
+    """The row's number of seeds."""
 
 
 def memory_points(selection: Selection) -> dict[str, Point]:
@@ -111,7 +111,7 @@ def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> 
 
 
 def _which_seeds(points: Iterable[Point]) -> str:
-    """What the means and bars of a figure are of."""
+    """Says which seeds the means and bars of a figure cover."""
     points = list(points)
     bars = "; bars: best and worst seed" * any(point.lowest < point.highest for point in points)
     of_means = {point.seeds for point in points}
@@ -158,7 +158,7 @@ def draw_costs(
 
 
 def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], unit: str) -> str:
-    """Which row has the lowest mean perplexity, and whether it is significantly below the row that it is compared with.
+    """Says which row has the lowest mean perplexity, and whether that is significantly below the row's baseline.
 
     The p-value is that of the report's table, so that title and table cannot disagree. If the lowest is the baseline of
     other rows, the title says how many of them are significantly above it.
@@ -191,7 +191,7 @@ def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], u
 
 
 def _too_few(effect: Effect) -> str:
-    """Of what there are too few for a test."""
+    """Says whether seeds or documents are too few for a test."""
     return "one seed" if effect.n_seeds < 2 else "one document"
 
 

@@ -27,7 +27,7 @@ GROUPS = ("dims", "recipe", "optimizer", "model", "task", "scale")
 NOT_COMPARED = {"dims.name", "recipe.name", "scale.name"} | IRRELEVANT_SETTINGS | NOT_LEARNED
 """Names add nothing to the values, irrelevant settings change no result, and keys of evaluations no training."""
 HUB_KEYS = {"task.hub_id", "scale.hub_train_documents"}
-"""What only trainings on data of the hub read."""
+"""Keys that only trainings on data of the hub read."""
 MAX_NAMED = 4
 """Differences of a row that a note lists."""
 
@@ -71,7 +71,7 @@ def expected(report: Report | SummaryReport, row: str, scale: str, declared: Dec
     own = values_of(report.settings_of(row, scale) or ())
     found |= {key: value for key, value in own.items() if key.partition(".")[0] in GROUPS}
     if "recipe.steps" in own and "recipe.warmup_steps" not in own and "recipe.warmup_steps" in found:
-        # As a command with these settings does.
+        # A command with these settings shortens the warm-up in the same way.
         from infini.config.compose import short_warmup
 
         found["recipe.warmup_steps"] = short_warmup(own["recipe.steps"], found["recipe.warmup_steps"])
@@ -80,9 +80,9 @@ def expected(report: Report | SummaryReport, row: str, scale: str, declared: Dec
 
 
 def mismatches(training: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """How a training's configuration differs from what is wanted: "recipe.steps 3 instead of 2600". Keys that the
-    configuration lacks are not compared: they did not exist yet, or are not known. No row that is compared here
-    starts from another training."""
+    """The differences of a training's configuration from the wanted one, such as "recipe.steps 3 instead of 2600".
+    Keys that the configuration lacks are not compared: they did not exist yet, or are not known. No row that is
+    compared here starts from another training."""
     found = {f"{group}.{key}": value for group in GROUPS for key, value in (training.get(group) or {}).items()}
     if "model.rope_base" in found:
         found.setdefault("model.positions", "rotary")

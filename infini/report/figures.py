@@ -92,7 +92,7 @@ def gate_heatmaps(
 
 
 def _gates_finding(grids: Mapping[str, np.ndarray]) -> str:
-    """How many heads weigh the memory above local attention, and in how many rows, if not in all."""
+    """Says how many heads weigh the memory above local attention, and in how many rows, if not in all."""
     above = {row: int(np.count_nonzero(grid > 0.5 + ABOVE_HALF)) for row, grid in grids.items()}
     total = sum(grid.size for grid in grids.values())
     having = sum(count > 0 for count in above.values())
@@ -235,9 +235,9 @@ def _gap_finding(
     first: str,
     where: str,
 ) -> str:
-    """Which rows with two seeds or more are below 0 with their whole interval at the first and at the last bin. Rows of
-    one seed count only if there are no others, and then by their means: their intervals do not cover other seeds. A
-    name with a comma is in quotation marks, which show where it ends."""
+    """Says which rows with two seeds or more are below 0 with their whole interval at the first and at the last bin.
+    Rows of one seed count only if there are no others, and then by their means: their intervals do not cover other
+    seeds. A name with a comma is in quotation marks, which show where it ends."""
     tested = [row for row in curves if n_seeds[row] > 1]
     among = tested or list(curves)
 
@@ -314,7 +314,7 @@ def _lowest_loss(
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
     titles: Mapping[str, str],
 ) -> str:
-    """Which row ends with the lowest loss, if all have learned by the same recipe."""
+    """Says which row ends with the lowest loss, if all have learned by the same recipe."""
     first, *others = (learned_from(run.config) for runs in trained.values() for run in runs)
     if any(other != first for other in others):
         return f"Training loss of {counted(len(trained), 'row')}, whose recipes differ: the lowest need not be the best"

@@ -25,7 +25,7 @@ REPRODUCED = (*REPORT_KEYS, *TRAINING_KEYS, "seed", "plan", "workers", *FOLDER_K
 
 @dataclass(frozen=True)
 class OwnVerb:
-    """What a verb reads and does with one kind of report."""
+    """The settings and the work of a verb for one kind of report."""
 
     patterns: tuple[str, ...] | None
     """Keys that it reads, see infini.config.schema; None: those that the verb declares."""
@@ -37,8 +37,8 @@ class OwnVerb:
 
 def usual_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of the options with which the model of a configuration is shipped: those of a row that does
-    not set them. Without options that the configuration, which may be older, does not have. Of a pretrained model only
-    the additions to its memory; none of a base that may have been injected with them."""
+    not set them. Options that the configuration, which may be older, lacks are left out. A pretrained model has only
+    the additions to its memory, and none if its base may have been injected with them."""
     model, found = config.get("model", {}), {}
     shipped = _shipped_options(str(model.get("name")))
     if "base" in model:

@@ -32,7 +32,7 @@ class LongContextRow:
     title: str
     model: str
     settings: list[str] = field(default_factory=list)
-    """Its settings, as the command line takes them."""
+    """Settings of the model, as the command line takes them."""
     trained_on: str = ""
     """Task of its training; empty: a pretrained model as it is."""
     training: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class LongContextReport(RowMatchingReport):
         return self.with_provenance(scale, sources, tables, notes, self._questions, list(self.rows))
 
     def _questions(self, selection: Selection) -> list[str]:
-        """How many questions a cell has, "20 questions a cell", and of which rows, if they differ; and their
+        """Says how many questions a cell has, as in "20 questions a cell", in which rows if they differ, and their
         revision."""
         revision = f"prompts of {distinct(run.data['revision'] for run in selection.all_runs)}"
         rows: dict[str, list[str]] = {}

@@ -44,7 +44,7 @@ _TINTS = (("white", 0.0), ("white", 0.4), ("black", 0.35))
 
 @dataclass(frozen=True)
 class Look:
-    """How a row is drawn."""
+    """The appearance of a row in figures."""
 
     colour: str
     marker: str

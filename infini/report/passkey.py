@@ -66,8 +66,8 @@ class PasskeyRow:
     recipe: str = ""
     """Name of the training recipe, `{scale}` standing for the scale; empty for a model not trained on prompts."""
     start: str = ""
-    """What its training starts from: nothing, the model of a task of running text (pg19), or the model of the row of
-    this name. A row with neither start nor recipe is a pretrained model as it is."""
+    """The start of its training: nothing, the model of a task of running text (pg19), or the model of the row of this
+    name. A row with neither start nor recipe is a pretrained model as it is."""
     start_overrides: list[str] = field(default_factory=list)
     """Settings of the training on the task that it starts from."""
     knockout: str = "none"
@@ -216,7 +216,7 @@ class PasskeyReport(RowMatchingReport):
         return found + differences(training, declared | declared_options(row, training))
 
     def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
-        """What a training started from, as rows name it; empty if its record is missing."""
+        """The names that rows give to the start of a training; empty if the record of that start is missing."""
         if (name := start_of(training)) is None:
             return {""}
         if (before := known.parents.get(name)) is None:

@@ -37,11 +37,11 @@ class _Accuracy:
     values: dict[tuple[int, str], list[float]] = field(default_factory=dict)
     prompts: Counter[tuple[int, str]] = field(default_factory=Counter)
     local: set[tuple[int, str]] = field(default_factory=set)
-    """Where key and question of every prompt are in one segment."""
+    """Cells in which key and question of every prompt are in one segment."""
 
     @property
     def of_fewer(self) -> set[tuple[int, str]]:
-        """Where there are fewer prompts than elsewhere."""
+        """Cells that have fewer prompts than the fullest one."""
         return {cell for cell, count in self.prompts.items() if count < max(self.prompts.values())}
 
     def mean(self, length: int, depth: str) -> float:

@@ -31,7 +31,7 @@ IRRELEVANT_SETTINGS = {
     "task.data_dir",
     "scale.knockouts",
     "scale.eval_segments_per_call",
-    # How many examples were asked, and of which length, is compared cell by cell.
+    # The number and the length of the examples are compared cell by cell.
     "task.examples",
     "task.input_length",
     "task.rows_per_call",
@@ -137,7 +137,7 @@ class RunReport(ReportKind, ABC):
     published_figures: list[str] | None = None
     """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
     aggregate: str | None = None
-    """What to do with several runs of one row, scale and seed: null (an error) or one of `choices`. newest; mean; or
+    """The choice among several runs of one row, scale and seed: null (an error) or one of `choices`. newest; mean; or
     largest, with which all are kept and the report takes, cell by cell, the run with most examples, the newest of
     several such runs. If they come from several trainings of one seed, the table says so."""
     run: list[str] | str = "all"
@@ -342,8 +342,8 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
     Runs on synthetic text are dropped if there are runs on real text: in the whole table if it has one corpus, else in
     the same row. A run that differs from what its row declares is superseded by a run of the same row and seed with
     only some of these differences, or none (see RunReport.one_match_is_enough). The remaining runs must agree: one
-    corpus and tokenizer for the whole table, one setting for each row over all its seeds, one run for each seed. Of an
-    evaluation that was repeated with the same outcome, the newest is kept. With `aggregate: newest` the newest run
+    corpus and tokenizer for the whole table, one setting for each row over all its seeds, one run for each seed. If an
+    evaluation was repeated with the same outcome, the newest is kept. With `aggregate: newest` the newest run
     decides each of these, cell by cell where runs of one setting fill several; with `mean` all runs of a seed are kept.
 
     keep_disputes: leave out rows whose runs compete for a cell, and say so in Selection.disputed; otherwise InputError

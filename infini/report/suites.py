@@ -21,7 +21,7 @@ TITLES = {
     "exact": "the best of all states",
     "approximate": "the best by an approximate index",
 }
-"""How a decoder attends to the states of a source -> its title."""
+"""A decoder's way to attend to the states of a source -> its title."""
 
 
 def draw_source_costs(run: RunRecord, folder: Path) -> list[Path]:
@@ -95,7 +95,7 @@ def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is made of the records of a suite."""
+    """The figure and the tables of a suite's records."""
 
     series: str
     """The series of its records."""

@@ -148,7 +148,7 @@ class SummaryReport(RowsOfOneTask):
         return found
 
     def _evaluation_mismatches(self, run: RunRecord, row: str) -> list[str]:
-        """How an evaluation differs from what its row declares: "task.reference_words 50 instead of 640"."""
+        """The differences of an evaluation from its row, such as "task.reference_words 50 instead of 640"."""
         declared = declared_at(self.task, run.scale)
         if self.systems[row].model not in groups()["model"]:
             wanted = {"task.reference_words": declared["task"]["reference_words"]}

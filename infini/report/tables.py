@@ -31,7 +31,7 @@ SEVERAL_MARK = "\N{PILCROW SIGN}"
 """Marks rows of which one seed has several trainings."""
 
 CLUSTERED = "clustered by document and seed, of one seed by document alone"
-"""What intervals of differences in loss are."""
+"""Describes the intervals of differences in loss."""
 
 Origin = Literal["measured", "quoted", "computed", "missing"]
 Source = Literal["", "paper", "published", "yours"]

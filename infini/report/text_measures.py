@@ -1,5 +1,5 @@
-"""What a table of running text shows beside perplexity: perplexity per word and bits per byte, tokens of trainings, and
-what a model carries from segment to segment, as in the paper's Table 2."""
+"""Measures of a table of running text beside perplexity: perplexity per word, bits per byte, tokens of trainings, and
+the size of what a model carries from segment to segment, as in the paper's Table 2."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Report(RunReport):
         return None, f"no row has model={run.model} with the settings of its training"
 
     def _reads_otherwise(self, run: RunRecord) -> str | None:
-        """How what an evaluation reads is not what this table is about; None if it is."""
+        """Says how an evaluation's text differs from this table's; None if it does not."""
         if (split := run.data.get("split")) != self.split:
             return f"it reads the {split} split, this table is about the {self.split} split"
         whole = value_at(run.config, "scale.eval_max_tokens") is None
@@ -282,7 +282,8 @@ class Report(RunReport):
             beside = "yours" if yours is not None and sources["yours"].runs else "published"
             if sources[beside].runs:
                 shown = part, beside, sources[beside]
-                # By position: does the gap keep growing? By place: the baseline sees little where a segment begins.
+                # By position, the loss shows whether the gap keeps growing; by place, that the baseline sees little
+                # where a segment begins.
                 tables += [
                     _measures_table(*shown, counts),
                     _trainings_table(*shown),
@@ -415,7 +416,7 @@ def _is_not_finite(run: RunRecord) -> bool:
 
 
 def _other_data(sources: Mapping[str, Selection]) -> str:
-    """How the data of the reader's runs differ from those of the published ones; empty where they do not."""
+    """Says how the data of the reader's runs differ from those of the published ones; empty where they do not."""
     runs = [selection.all_runs[:1] for selection in sources.values()]
     if len(runs) < 2 or not all(runs):
         return ""
@@ -483,7 +484,7 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
         "Word perplexity": (partial(word_perplexity, counts=counts), ".1f"),
         "Bits per byte": (partial(bits_per_byte, counts=counts), ".3f"),
         "Training seconds": (lambda run: selection.spent(run, "wall_seconds"), ",.0f"),
-        # Without the knock-outs, which not every model has, and of all processes that an evaluation took.
+        # The seconds of all processes of an evaluation, without the knock-outs, which not every model has.
         "Reading seconds": (lambda run: run.cost.get("streaming_seconds"), ",.0f"),
     }
     rows = []
@@ -500,7 +501,7 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
 
 
 def _trainings_table(report: Report, source: str, selection: Selection) -> Table:
-    """When the trainings behind the rows began, and their wall-clock seconds, by seed; without untrained models."""
+    """The start and the wall-clock seconds of the trainings behind the rows, by seed; without untrained models."""
     known = {row: {run.seed: selection.training(run) for run in runs} for row, runs in selection.runs.items()}
     seeds = sorted({seed for by_seed in known.values() for seed, training in by_seed.items() if training is not None})
     rows = []
@@ -551,7 +552,7 @@ def tested_effects(report: Report, selection: Selection) -> dict[str, list[Effec
 
 
 def _p_described(effects: Sequence[Effect]) -> str:
-    """What the p-values of these effects are."""
+    """Describes the p-values of these effects."""
     n_tested = sum(effect.adjusted_p is not None for effect in effects)
     several = {effect.n_seeds > 1 for effect in effects if effect.df > 0}
     alone = ", of one seed over documents alone" * (several == {False})

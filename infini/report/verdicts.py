@@ -64,9 +64,9 @@ class Measured:
     parts: tuple[PValues, ...] = ()
     """Empty if nothing was measured."""
     missing: str = ""
-    """What a verdict needs, for example "two more seeds"; empty if nothing is missing."""
+    """Evidence that a verdict lacks, for example "two more seeds"; empty if nothing is missing."""
     to_decide: str = ""
-    """What an inconclusive claim needs; empty: computed from `with_more`."""
+    """Evidence that an inconclusive claim needs; empty: computed from `with_more`."""
     with_more: Sequence[tuple[str, Callable[[], Sequence[PValues]]]] = ()
     """("5 seeds", function that returns the parts for that many with the same spread), the cheapest first."""
     exact: bool = False
@@ -80,7 +80,7 @@ class Finding:
     verdict: Verdict
     measured: str = ""
     to_decide: str = ""
-    """What would decide an inconclusive claim."""
+    """Evidence that would decide an inconclusive claim."""
     run_ids: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""What verbs do: train, evaluate, generate, tabulate. Here models, tasks and reports meet."""
+"""The work of the verbs: train, evaluate, generate, tabulate. It brings models, tasks and reports together."""
 
 import os
 

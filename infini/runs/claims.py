@@ -52,7 +52,7 @@ def _evidence(name: str, scale: str, known: list[RunRecord]) -> Evidence:
     report: RunReport = replace(cast(Any, declared), aggregate=declared.choices[0])
     selections = {}
     for part, as_shown in zip(report.parts, declared.parts, strict=True):
-        # As in the table, what was trained otherwise than declared does not count beside what was.
+        # As in the table, a training that differs from its row's declaration does not count beside one that matches.
         superseded = select_runs(as_shown, scale, known, keep_disputes=True).superseded.values()
         left_out = {run_id for runs in superseded for run_id in runs}
         selections[part.task] = select_runs(part, scale, [run for run in known if run.run_id not in left_out])

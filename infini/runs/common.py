@@ -50,7 +50,7 @@ def diverged_before(cfg: Config) -> RunRecord | None:
 
 
 def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -> str:
-    """How a recorded training diverged, and how to repeat it. newest: a sentence on its newest checkpoint."""
+    """Says how a recorded training diverged, and how to repeat it. newest: a sentence on its newest checkpoint."""
     rate, reason = value_at(record.config, LEARNING_RATE), (record.diverged or {}).get("reason")
     again = f"To rerun with this rate, remove {records.record_path(results_dir, record.run_id)}"
     return f"{LEARNING_RATE}={rate}: {reason}; try a lower {LEARNING_RATE}. {newest}{'. ' * bool(newest)}{again}"
@@ -180,12 +180,12 @@ class Opened:
     model: Any
     tokenizer: Any
     name: str
-    """For messages and saved states: the run id, or of an untrained model the base and the options that decide what it
-    computes."""
+    """Name in messages and saved states: the run id, or, for an untrained model, the base and the options that decide
+    what it computes."""
     note: str = ""
-    """What belongs behind the name: that the model was trained on synthetic text."""
+    """Text behind the name, which says that the model was trained on synthetic text."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Of its training; empty without one."""
+    """Configuration of its training; empty if there was none."""
 
 
 def tokenizer_of_base(cfg: Config) -> Any:

@@ -99,7 +99,7 @@ _NO_WORK = {
 
 
 def _spread(config: Mapping[str, Any]) -> list[Any]:
-    """Over which devices a training is spread."""
+    """The settings that spread a training over devices."""
     name, *devices = (value_at(config, f"parallel.{key}") for key in ("name", "devices", "nodes"))
     return ["single"] if name in (None, "single") else [name, *devices]
 
@@ -125,7 +125,7 @@ def _is_same_work(cfg: Config, run: RunRecord) -> bool:
 
 
 def _work(model: Mapping[str, Any], recipe: Mapping[str, Any], dims: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What decides the seconds of a step: options of the model, recipe, sizes."""
+    """The settings that decide the seconds of a step: options of the model, recipe, sizes."""
     # An option that is off equals one that did not exist yet. Positions were rotary before there was a choice.
     options, steps = (
         {key: value for key, value in each.items() if value is not None and key not in _NO_WORK}

@@ -180,7 +180,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
             raise InputError(f"checkpoint={str(folder)!r}: does not say how it was trained ({error!r})") from error
         tokenizer, parent = load_tokenizer(folder, description), description["run_id"]
     if (check := getattr(task, "check_evaluation", None)) is not None:
-        # Before the weights, which may take long to read.
+        # Checked before the weights are read, which may take long.
         check(cfg, tokenizer)
     model = untrained(cfg, device).model if folder is None else load_model(folder, device, changes)[0]
     try:

@@ -88,8 +88,8 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
 
 
 def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
-    """Write all beside its place and move it there, so that nothing has the name if this is stopped. Into a folder that
-    is there already the files are moved one by one, at the end."""
+    """Write all beside its place and move it there, so that nothing has the name if this is stopped. If the
+    folder exists, the files are moved into it one by one, at the end."""
     from infini.pretrained.llm import model_card, settings_of
 
     print(f"writing {folder}", file=sys.stderr, flush=True)
@@ -130,7 +130,7 @@ def _new_folder(out: str | None) -> Path:
     check_name("out", folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"out={out!r}: exists and is not a folder; name another one")
-    # What a killed process left is no content.
+    # Files that a killed process left do not count.
     if folder.is_dir() and any(not path.name.startswith(SCRATCH_PREFIX) for path in folder.iterdir()):
         raise InputError(f"out={out!r}: the folder is not empty; name another one")
     return folder

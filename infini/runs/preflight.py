@@ -1,4 +1,4 @@
-"""What can be checked, and said, before torch and Lightning are imported, which takes many seconds."""
+"""Checks and messages before torch and Lightning are imported, which takes many seconds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def describe_training(cfg: Config) -> str:
 
 def _published(cfg: Config) -> list[RunRecord]:
     """The published trainings of this model for this task."""
-    # By name, because reading all records takes longer than everything else here.
+    # Files are chosen by name, because reading all records takes longer than everything else here.
     named = f"*-train-{cfg.task.name}-{cfg.model['name']}-s*.json"
     return [records.read_record(path) for path in sorted((records.published_dir() / "runs").glob(named))]
 
@@ -95,7 +95,7 @@ def _parameters(cfg: Config, known: Sequence[RunRecord]) -> str:
 
 
 def _sizes_of(config: Mapping[str, Any]) -> list[Any]:
-    """What decides how many parameters a model has. An option that is off equals one that did not exist yet."""
+    """The settings that decide the number of parameters. An option that is off equals one that did not exist yet."""
     groups = (value_at(config, name) or {} for name in ("model", "dims"))
     return [{key: value for key, value in group.items() if value is not None} for group in groups] + [
         value_at(config, "scale.vocab_size")
@@ -112,7 +112,7 @@ def _device(cfg: Config) -> str:
 
 
 def _seconds(cfg: Config, known: Sequence[RunRecord]) -> str:
-    """How long published trainings took; empty where none is like it, and for another number of steps."""
+    """Says how long published trainings took; empty where none is like it, and for another number of steps."""
     from infini.runs.estimate import training_seconds
 
     by_cpu: dict[str, list[float]] = {}

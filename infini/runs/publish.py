@@ -23,8 +23,8 @@ from infini.system.paths import is_file
 from infini.system.progress import progress_bar
 
 EXAMPLES, MAX_BYTES = ".jsonl", 1 << 20
-"""Suffix of the file with a record's examples, and the maximum size of a published one. Of a larger file only the hash
-in the record is published."""
+"""Suffix of the file with a record's examples, and the maximum size of a published one. For a larger file, only the
+hash in the record is published."""
 CLAIMS_SCALE = "laptop"
 """The scale of the runs that CLAIMS.md judges."""
 

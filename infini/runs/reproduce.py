@@ -43,7 +43,7 @@ from infini.training.loggers import check_logger
 def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[str] = ()) -> int:
     """Run what is missing for the report and every seed, then print the table. With cfg.plan print what is missing.
 
-    models: only rows of these are run; all rows if there are none. What has a record in results_dir is not run again.
+    models: only rows of these are run; all rows if there are none. Runs with a record in results_dir are not repeated.
     Each kind of report has a `reproduce`, which runs what its rows still need.
     """
     console = plain_console()
@@ -155,7 +155,7 @@ def trained(cfg: Config, overrides: list[str], worker: Worker) -> RunRecord:
 def learned(
     cfg: Config, overrides: list[str], worker: Worker
 ) -> tuple[RunRecord | None, Callable[[], RunRecord | None]]:
-    """What `fill` takes of the training of this configuration. overrides: composed to `cfg`."""
+    """The arguments of `fill` for the training of this configuration. overrides: composed to `cfg`."""
     return find_training(cfg, with_model=False), partial(trained, cfg, overrides, worker)
 
 
@@ -222,6 +222,6 @@ def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, s
 
 
 def _evaluation_identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration asks, and of which model. Recipe and optimizer belong to the training."""
+    """The questions of a configuration, and the model that it asks. Recipe and optimizer belong to the training."""
     identity = config_identity(config)
     return {key: identity.get(key) for key in ("task", "model", "dims", "scale", "parallel", "seed")}

@@ -1,4 +1,4 @@
-"""What `infini reproduce` runs for a table of summaries: each system's training and evaluation, and the references."""
+"""Runs of `infini reproduce` for a table of summaries: each system's training and evaluation, and the references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `infini reproduce` runs for a table of long-context benchmarks: the training of a row, then its answers."""
+"""Runs of `infini reproduce` for a table of long-context benchmarks: the training of a row, then its answers."""
 
 from __future__ import annotations
 

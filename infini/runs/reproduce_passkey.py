@@ -1,4 +1,4 @@
-"""What `infini reproduce` runs for a passkey table: each row's training, its start, and its evaluation."""
+"""Runs of `infini reproduce` for a passkey table: each row's training, its start, and its evaluation."""
 
 from __future__ import annotations
 

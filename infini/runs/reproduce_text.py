@@ -1,4 +1,4 @@
-"""What `infini reproduce` runs for a table of running text: each row's training and evaluation, in every task."""
+"""Runs of `infini reproduce` for a table of running text: each row's training and evaluation, in every task."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
                 model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
                 book = np.concatenate(list(pieces(advance)))
             else:
-                # As in the training. A pretrained model as it is answers in its chat template, if it has one.
+                # The frame is that of the training. An untrained pretrained model answers in its chat template, if any.
                 base, trained = base_of(cfg.model), opened.config
                 chat = value_at(trained, "task.chat") if trained else bool(base and base.tokenizer.chat_template)
                 frame = frame_of(tokenizer, chat, trained.get("model", cfg.model))

@@ -66,7 +66,7 @@ from infini.training.trainer import ignored_variables, make_trainer, without_lau
 from infini.training.training_curves import TrainingCurves, log_results
 
 HIGHEST_LOSS = math.log(sys.float_info.max)
-"""In nats a token; the perplexity of a higher loss overflows a float."""
+"""The highest loss in nats per token whose perplexity does not overflow a float."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -218,7 +218,7 @@ def _silent(ranks: Ranks) -> Iterator[None]:
 
 @dataclass
 class _Training:
-    """What a training consists of."""
+    """The parts of a training."""
 
     cfg: Config
     module: LanguageModelModule
@@ -418,7 +418,7 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> dic
 
 
 def _place(cfg: Config, device: torch.device, ranks: Ranks = SINGLE_RANK) -> dict[str, Any]:
-    """Where a training runs, as arguments of a Trainer."""
+    """The arguments of a Trainer that set where a training runs."""
     made = {"ddp": ReplicatedModel, "fsdp2": lambda: ShardedModel(ranks.size)}.get(cfg.parallel.name)
     return {
         "accelerator": "gpu" if device.type == "cuda" else "cpu",

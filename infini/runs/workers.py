@@ -155,7 +155,7 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
     """Lines on the runs of a worker that plans: number, time, run, cell. Cells whose training diverged have none: it is
     not repeated.
 
-    A time is that of the quickest such run in results_dir, on devices as this machine would use. Where there is none it
+    A time is that of the quickest such run in results_dir, on devices as this machine would use. If there is none, it
     is that of a published run, on its machine, and marked.
     """
     yours, published = records.load_records(results_dir), records.load_records(records.published_dir())

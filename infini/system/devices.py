@@ -37,7 +37,7 @@ def check_accelerator(accelerator: str) -> None:
 
 def may_have_gpu() -> bool:
     """Whether there may be a GPU, without torch: False where Linux has no device file of one, elsewhere True."""
-    # Of NVIDIA, of its boards, of AMD, and of Windows below Linux.
+    # Device files of NVIDIA, of its boards, of AMD, and of Windows Subsystem for Linux.
     devices = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
     return sys.platform != "linux" or any(found for name in devices for found in Path("/dev").glob(name))
 

@@ -36,7 +36,7 @@ def reachable() -> bool:
         except OSError:
             pass
 
-    # In a thread: name resolution has no time-out, and every address of a name has its own.
+    # It runs in a thread: name resolution has no time-out, and every address of a name has its own.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)

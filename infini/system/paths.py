@@ -16,7 +16,7 @@ from infini.errors import BusyError, InputError
 LONGEST_NAME = 255
 """Bytes of the name of a file or a folder at most, on all common file systems."""
 _TEMP_SUFFIX_BYTES = 14
-"""What a file's temporary neighbour has more, while it is written."""
+"""Bytes by which the name of a file's temporary neighbour is longer while it is written."""
 
 
 def home_expanded(key: str, name: str | Path) -> Path:
@@ -58,14 +58,14 @@ def check_name(key: str, path: Path) -> None:
 
 DAY = 24 * 3600
 SCRATCH_PREFIX = ".incomplete-"
-"""How the names of scratch folders begin."""
+"""Prefix of the names of scratch folders."""
 
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A new folder in `parent`, removed at the end, for files that are moved to `parent` once they are complete.
 
-    What killed processes left is removed: such folders in which nothing was written for a day.
+    It also removes the folders that killed processes left and in which nothing was written for a day.
     """
     for left in parent.glob(f"{SCRATCH_PREFIX}*"):
         with suppress(OSError):
@@ -83,11 +83,11 @@ def lock_file(
 
     Args:
         path: The file.
-        busy: What is said where another process has the lock.
+        busy: The message where another process has the lock.
         shared: Other processes may have it too, if they share it.
         required: Whether a system or a disk without locks is an error. Otherwise the file is returned unlocked there,
             and the user keeps two processes apart.
-        named: What messages name instead of the file.
+        named: The file that messages name instead.
 
     Raises:
         BusyError: another process has the lock.

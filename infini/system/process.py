@@ -1,4 +1,4 @@
-"""What surrounds a command: standard streams that never stop it, signals that stop it as Ctrl-C does, and MPLBACKEND.
+"""The environment of a command: standard streams that never stop it, signals that act like Ctrl-C, and MPLBACKEND.
 
 A stream may be closed, without a reader, on a full disk, or in a narrow encoding.
 """
@@ -155,8 +155,8 @@ class _Interrupt:
 def as_interrupt(name: str, unless_handled: bool = False) -> Iterator[None]:
     """Treat a signal as Ctrl-C inside the block, in the main thread and where the system has it.
 
-    unless_handled: an existing handler, as of a launcher, stays. That of submitit, which queues the job again and ends
-    the process, is called after the block, which can save its work before.
+    unless_handled: an existing handler, such as a launcher's, stays. submitit's handler, which queues the job again
+    and ends the process, is called after the block, so that the block can save its work first.
     """
     number: signal.Signals | None = getattr(signal, name, None)
     if number is None or threading.current_thread() is not threading.main_thread():

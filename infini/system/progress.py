@@ -1,4 +1,4 @@
-"""What work says on standard error: lines, warnings, and how far it is, with an estimate of the time left."""
+"""Messages on standard error: lines, warnings, and the progress of work with an estimate of the time left."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def compile_layers(cfg: Config, model: torch.nn.Module, device: torch.device) ->
     worth = device.type == "cpu" and cfg.recipe.steps >= MIN_COMPILED_STEPS and _missing() is None
     if not (cfg.parallel.compile == "always" or worth) or not model.compile_layers():
         return False
-    # If compilation fails the training continues without it. No compiler processes.
+    # If compilation fails the training continues without it. The compiler starts no processes.
     torch._dynamo.config.suppress_errors = True
     torch._inductor.config.compile_threads = 1
     logging.getLogger("torch._dynamo.convert_frame").addFilter(_in_one_line)

@@ -1,5 +1,6 @@
-"""How many processes train, by the configuration and by the environment variables of torchrun, which also rank 0 sets
-for the processes that it starts. Without torch, so that a split that is impossible is refused at once."""
+"""The number of training processes, from the configuration and from the environment variables of torchrun, which
+rank 0 also sets for the processes that it starts. It does not import torch, so that an impossible split is refused at
+once."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard"}
 
 @dataclass(frozen=True)
 class RunLabels:
-    """What a logger shows of a run beside its curves."""
+    """The description of a run that a logger shows beside its curves."""
 
     run_id: str
     kind: str

@@ -82,7 +82,7 @@ class LanguageModelModule(lightning.LightningModule):
         self.ranks, self.accumulate, self.products = ranks, accumulate, products
         self.sharded = False
         self.model = model
-        # Not a submodule, because its parameters are the model's.
+        # It is no submodule, because its parameters are the model's.
         self._sequence_parallel = () if sequence_group is None else (SequenceParallel(model, sequence_group),)
         self.optimizer_config, self.recipe, self.carry_state, self.seed = optimizer, recipe, carry_state, seed
         self.stage = 0
@@ -168,7 +168,7 @@ class LanguageModelModule(lightning.LightningModule):
         return Whole(batch["ids_BT"].shape[0], tokens, targets, lm_targets)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # Not on loading the checkpoint: creating the loader's iterator uses a random number, as it did the first time.
+        # Set here and not when the checkpoint is loaded, because creating the loader's iterator draws a random number.
         if self._random_states is not None:
             set_random_states(self._random_states, self.device)
             self._random_states = None
@@ -227,8 +227,8 @@ class LanguageModelModule(lightning.LightningModule):
     def _read(
         self, batch: dict[str, Any], state: State | None, whole: Whole
     ) -> tuple[torch.Tensor, torch.Tensor, State | None]:
-        """Of rows of a batch: what is minimized, whose gradients DDP and FSDP average over ranks; the loss in nats over
-        the targets of the whole batch, detached; and the detached state after them, if it is carried."""
+        """Read rows of a batch. Returns the minimized value, whose gradients DDP and FSDP average over ranks; the loss
+        in nats over the targets of the whole batch, detached; and the detached state after them, if it is carried."""
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         penalised = writes and bool(self.recipe.sparse_writes)
         # Tokens that are read a second time for the carried state only are not counted.
@@ -376,7 +376,7 @@ class LanguageModelModule(lightning.LightningModule):
         if where := first_not_finite(self.model, lambda: None):
             raise DivergedError(f"after step {self.global_step} {where}", self.global_step)
         checkpoint["infini"] = {
-            # Of the rows of all ranks: any number of ranks resumes.
+            # The states of all ranks' rows, so that any number of ranks can resume.
             "carried": self.ranks.gathered(stored_leaves(self.carried)),
             "histories": stored_leaves(self.histories),
             "loss_curve": self.loss_curve,

@@ -36,16 +36,16 @@ CONNECTION_ERRORS = (
     "recvValue failed",
     "Timed out",
 )
-"""What torch.distributed reports when another process has ended, or does not answer."""
+"""Messages of torch.distributed when another process has ended, or does not answer."""
 LONGEST_PREPARATION = timedelta(days=1)
-"""How long ranks wait for rank 0 to prepare the data. torch.distributed's own limits are 30 minutes with gloo and 10
+"""Time that ranks wait for rank 0 to prepare the data. torch.distributed's own limits are 30 minutes with gloo and 10
 with NCCL; a tokenizer that is trained on many books takes longer."""
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that this process gets when its parent ends."""
+"""Option of Linux's prctl for the signal that this process gets when its parent ends."""
 STARTED_BY = "INFINI_STARTED_BY"
 """Environment variable with the process number of the rank 0 that started this process."""
 SECONDS_TO_END = 10.0
-"""How long rank 0 waits for the others to end."""
+"""Seconds that rank 0 waits for the others to end."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Ranks:
         return bool(self.summed(torch.tensor(float(value))))
 
     def gathered(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """On rank 0 the tensors of all ranks, joined along their rows; on the others what they gave. Ranks that share
-        sequences have given the same."""
+        """The tensors of all ranks, joined along their rows, on rank 0, and `rows` on the others. Ranks that share
+        sequences give the same rows."""
         if self.size == 1:
             return rows
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None

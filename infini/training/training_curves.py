@@ -1,4 +1,4 @@
-"""What loggers draw of a training beside its loss: rates, gradients, gates, speed, memory and validation.
+"""Curves that loggers draw of a training beside its loss: rates, gradients, gates, speed, memory and validation.
 
 Values are read from the device in the steps that are logged and in no other. Weights, states and random numbers stay as
 they are without a logger.
@@ -60,7 +60,7 @@ class TrainingCurves(Callback):
             **gate_values(optional(module.model, "gates")()),
         }
         if self.gradient_norm is not None:
-            # Before it is clipped.
+            # The norm before clipping.
             values["gradient_norm"] = float(self.gradient_norm)
         return values
 

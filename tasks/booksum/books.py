@@ -48,9 +48,9 @@ def load_books(
 ) -> BookSplit:
     """The books of `split`, from the first of: `data_dir`, $INFINI_DATA_DIR/booksum, the hub's `hub_id`.
 
-    `data_dir` "synthetic" selects synthetic books, whose summaries are some of their sentences. Of the hub's train
-    split the first `limit` books are used (None: all). Raises InputError (one line) when a folder or a field is
-    missing, or when neither folder nor hub can be read.
+    `data_dir` "synthetic" selects synthetic books, whose summaries are some of their sentences. The first `limit` books
+    of the hub's train split are used (None: all). Raises InputError (one line) when a folder or a field is missing, or
+    when neither folder nor hub can be read.
     """
     if split not in SPLITS:
         raise InputError(f"split={split!r}: one of {', '.join(SPLITS)}")
@@ -64,7 +64,7 @@ def load_books(
 def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
     path = book_file(data_dir, split, setting)
     rows, numbers = [], []
-    # Not splitlines: JSON strings may contain other line ends of Unicode.
+    # splitlines would also split at other line ends of Unicode, which JSON strings may contain.
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue

@@ -18,9 +18,9 @@ from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.stream import batch_of
 
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
-"""Between a book and its summary."""
+"""The text between a book and its summary."""
 QUESTION = "\n\nSummarize the whole book above."
-"""After a book that is a message of a chat template."""
+"""The text after a book that is a message of a chat template."""
 _DAY = datetime(2024, 7, 26)
 """Today, in a chat template that writes a date: what Llama 3's own write where they have no clock."""
 Summaries = Sequence[Sequence[np.ndarray]]
@@ -33,11 +33,11 @@ class Frame:
     """Token ids around a book that a language model summarizes."""
 
     begin: np.ndarray
-    """Before the book; at least one, with which a text begins."""
+    """Tokens before the book; at least one, with which a text begins."""
     middle: np.ndarray
-    """Between the book and its summary."""
+    """Tokens between the book and its summary."""
     end: int
-    """After the summary."""
+    """Token after the summary."""
 
     def __len__(self) -> int:
         return len(self.begin) + len(self.middle)

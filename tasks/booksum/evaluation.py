@@ -56,7 +56,7 @@ def evaluate(
         allowed = f"must be at least {around + 1}; {around} tokens are read beside the book"
         require(length > around, "length" if asked else "task.input_length", length, allowed)
     opened = tokenise(books.documents, tokenizer, cache_folder(cfg))
-    # With the model's options, because an evaluation may change those of an encoder-decoder.
+    # The model's options are included, because an evaluation may change those of an encoder-decoder.
     options, chat = sorted(cfg.model.items()), ["chat"] if task.chat else []
     decides = (identity_of_reader(record), cfg.dims.segment_length, cfg.seed, books.revision, options, *chat)
     sampling = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
@@ -157,7 +157,7 @@ def _without_model(task: BooksumConfig, text: str, texts: Sequence[str], seed: i
         return references.lead(text, task.reference_words)
     if task.reference == "random":
         return references.random_sentences(text, task.reference_words, seed)
-    # For the first summary.
+    # The oracle picks for the first summary.
     return references.oracle(text, texts[0], task.reference_words)
 
 
@@ -206,7 +206,7 @@ def summarise(
 
 
 def _read(model: Any, length: int) -> int:
-    """How many of `length` tokens the model reads; an encoder-decoder may have a limit."""
+    """The number of tokens that the model reads of `length`; an encoder-decoder may have a limit."""
     return model.source_tokens(length) if isinstance(model, Seq2Seq) else length
 
 

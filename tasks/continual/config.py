@@ -17,7 +17,7 @@ class ContinualConfig(TaskConfig):
     """Continual pre-training on a mixture of corpora."""
 
     measured_by_any_task = True
-    # Of other sources the model has read no text.
+    # The model has read no text of other sources.
     evaluation_inherits = ("sources",)
 
     sources: list[str] = setting(
@@ -30,7 +30,7 @@ class ContinualConfig(TaskConfig):
 
     @property
     def corpus(self) -> str:
-        """Its folder is the one that holds a folder for each source."""
+        """Empty, because the folder of its data holds a folder for each source."""
         return ""
 
     @property

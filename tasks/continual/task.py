@@ -31,7 +31,7 @@ class DataModule(DocumentDataModule):
         return at_least(found, self.task.min_tokens) if split == "train" else found
 
     def parts(self) -> Sequence[tuple[Sequence[int], float]]:
-        # Over any sum.
+        # Shares may have any sum.
         shares = dict(zip(self.task.sources, self.task.shares or [1.0] * len(self.task.sources), strict=True))
         return [(documents, shares[name]) for name, documents in sources_of(self.train).items()]
 

@@ -38,7 +38,7 @@ class Prompt:
     """Tokens by the name of the benchmark, for prompt and answer together."""
     index: int
     ids: np.ndarray
-    """Its tokens, without one for the beginning of a document."""
+    """Token ids, without one for the beginning of a document."""
     answers: tuple[str, ...]
     needle: int | None
     """Position of the answer's last token in `ids`; None where the answer is spread over the text."""
@@ -98,8 +98,9 @@ def revision() -> str:
 
 @contextlib.contextmanager
 def _quiet_nltk() -> Iterator[None]:
-    """While lm-eval is imported, which asks the network for rules of sentences that numbers do not need. Where there is
-    none nltk says so, on the standard error that was there when nltk was imported, which may be closed."""
+    """Silence nltk while lm-eval is imported. The import asks the network for sentence rules that numbers do not need.
+    Without a network, nltk prints a message to the standard error that it found when it was imported, which may be
+    closed."""
     import nltk
 
     download = nltk.download
@@ -129,7 +130,7 @@ def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) ->
             TOKENIZER=lambda text: SimpleNamespace(input_ids=tokenizer.encode(text)),
         )
     except LookupError as error:
-        # Of this very class is nltk's error for rules that it does not find.
+        # nltk raises this class itself, not a subclass, for missing sentence rules.
         if type(error) is not LookupError:
             raise
         raise InputError(

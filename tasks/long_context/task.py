@@ -62,7 +62,7 @@ def evaluate(
         for name in task.subtasks
         for prompt in make_prompts(name, length, task.examples, tokenizer, cfg.seed)
     ]
-    # What decides the answers: model and prompts.
+    # The model and the prompts decide the answers.
     identity = (identity_of_reader(record), tokenizer.name, N, cfg.seed, version)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record, parse_part(cfg.part))
     missing = [prompt for prompt in cache.share(prompts) if prompt.name not in cache.entries]
@@ -88,7 +88,7 @@ def evaluate(
     record.data = {
         "name": task.name,
         "split": "test",
-        # Of RULER's needles the first alone is hidden in a text that is made.
+        # Only RULER's first needle uses generated text.
         "source": "generated" if set(task.subtasks) <= {NEEDLES[0]} else "hub",
         "revision": version,
         "tokenizer": tokenizer.name,
@@ -149,7 +149,7 @@ def _answer(
 
 def _cell(subtask: str, length: int, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found = {"subtask": subtask, "length": length, "examples": len(entries)} | _accuracy(entries)
-    # Of the others, the answer ends in the segment of the question, or it is unknown where it lies.
+    # The other answers end in the segment of the question, or their place is unknown.
     distant = [entry for entry in entries if entry["distant"]]
     found["distant"] = {"examples": len(distant)} | (_accuracy(distant) if distant else {})
     return found | {

@@ -100,7 +100,7 @@ def plan_reading(questions: Sequence[Question], rows_per_call: int) -> tuple[Que
     for rows in cells.values():
         for start in range(0, len(rows), rows_per_call):
             some = rows[start : start + rows_per_call]
-            # Where a prompt leaves the longest one, at the latest before its last token.
+            # A prompt forks where it differs from the longest one, at the latest before its last token.
             forks = [
                 [min(shared_prefix([each.prompt, row[-1].prompt]), len(each.prompt) - 1) for each in row[:-1]]
                 for row in some
@@ -186,9 +186,9 @@ class _Run:
 
     state: State
     hidden_BD: torch.Tensor
-    """Of another size where no output was computed."""
+    """Last hidden state; its size differs where no output was computed."""
     tokens: int = 0
-    """Of a row: the beginning-of-document token, which precedes the prompt, and the prompt's tokens so far."""
+    """Tokens read of a row: the beginning-of-document token, which precedes the prompt, and the prompt's so far."""
     seconds: float = 0.0
     generator_seconds: float = 0.0
 

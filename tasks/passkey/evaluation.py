@@ -65,7 +65,7 @@ def evaluate(
     lasting = cfg.model.get("memory_decay") is None
     diluted = task.knockout == "none" and cfg.part is None and lasting
     dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if diluted else []
-    # What decides the answers: model and prompts.
+    # The model and the prompts decide the answers.
     prompts = {key: value for key, value in asdict(task).items() if key not in ("examples", "rows_per_call")}
     identity = (identity_of_reader(record), prompts, N, cfg.seed, data)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record, parse_part(cfg.part))
@@ -114,7 +114,7 @@ def evaluate(
             "unit": "tokens, the longest of the heads",
             "higher_is_better": True,
         }
-    # Of all questions, however many were answered by an earlier process or in parts.
+    # All questions count, however many were answered by an earlier process or in parts.
     seen = tokens_to_read(questions, task.rows_per_call)
     record.cost = {"tokens_seen": seen, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
     record.cost["peak_memory_bytes"] = max([*peaks, peak_memory_bytes(device)])
@@ -123,7 +123,8 @@ def evaluate(
 
 def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: int) -> list[list[float]]:
     """Half-dilution lengths [layers][heads] in tokens: the amount of filler that weighs as much as the key's sentence
-    in the reads at the answer. Over prompts of a few segments with the key at their start; empty without a memory."""
+    in the reads at the answer. They are measured on prompts of a few segments with the key at their start; empty
+    without a memory."""
     N = model.segment_length
     length = max(8 * N, 2 * template.shortest(training=False))
     rng = np.random.default_rng([seed, DILUTION_STREAM])
@@ -182,8 +183,8 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
 def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     n, tokens = len(entries), sum(entry["tokens"] for entry in entries)
     accuracy = sum(entry["right"] for entry in entries) / tokens
-    # Tokens are the paper's measure. Where a tokenizer puts a separator before the key, every answer of the right form
-    # has that token right; and where it joins digits, a place is not a digit.
+    # Tokens are the paper's measure. If a tokenizer puts a separator before the key, every answer of the right form has
+    # that token right; if it joins digits, a place is not a digit.
     digits = 0
     for entry in entries:
         # Older answers have only their text. A tokenizer of words decodes with spaces between the digits.
@@ -215,7 +216,7 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
 
 
 def _digits_right(answer: Answer, tokenizer: TextTokenizer) -> int:
-    """How many digits of the key are right at their place in an answer.
+    """The number of digits of the key that are right at their place in an answer.
 
     Where the tokens of the key are its digits, each token is a place. Otherwise digits are compared in the order of the
     text, because tokens may join them. Letters and marks of a token are one wrong place, so that the digits behind them

@@ -288,7 +288,7 @@ class PasskeyTemplate:
         first, second = (1, 1) if self.book is not None else (len(self.block), len(self.second_block))
         most = room // first
         wanted = round(depth * most)
-        # So many that all remainders are among them, also where the two kinds of blocks differ in length.
+        # The range includes all remainders, even if the two kinds of blocks differ in length.
         reach = 3 * _FILLER_MODULUS
         near = range(max(0, wanted - reach), min(most, wanted + reach) + 1)
         for x in sorted(near, key=lambda x: (abs(x - wanted), x)):
@@ -304,7 +304,7 @@ class PasskeyTemplate:
 
     def _distractor(self, rng: np.random.Generator, training: bool, pass_key: str, few_digits: bool) -> np.ndarray:
         colour = COLOURS[int(rng.integers(len(COLOURS)))]
-        # With as few distinct digits as the key, which would give it away otherwise.
+        # The distractor has as few distinct digits as the key; otherwise this would give the key away.
         while (key := self.draw_key(rng, training, few_digits)) == pass_key:
             pass
         return self._added(DISTRACTOR.format(colour=colour, key=key))
@@ -346,7 +346,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
         distractors=task.distractors,
         fill="exact" if split == "train" else task.fill,
         book=book,
-        # At least that of the paper, because an evaluation may change the segment length.
+        # It is at least that of the paper, because an evaluation may change the segment length.
         longest_training=max(LONGEST_TRAINING, *(tokens for _, tokens in stages(cfg))),
     )
     return template, data | {"tokenizer": tokenizer.name}

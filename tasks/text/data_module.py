@@ -42,7 +42,7 @@ class ResumableDataModule(lightning.LightningDataModule, ABC):
 
     @property
     def identity(self) -> str:
-        """Names the data of an unfinished training, which resumes on the same data only. To be called after setup."""
+        """Names the data of an unfinished training, which resumes on the same data only. Call it after setup."""
         task: Any = self
         return f"{task.data_record('train')['revision'][:8]}-{task.tokenizer.hash[:8]}"
 

@@ -62,7 +62,7 @@ def evaluate(
         passes = _Passes(cache, set(own), model, split, tokenizer.bos_id, call, N, advance)
         streamed = passes.read("read", limit)
         if knockouts:
-            # Over all documents at once: every document reads another's memory.
+            # The pass takes all documents at once, because every document reads another's memory.
             options: dict[str, Any] = {"max_tokens": knock_limit, "advance": lambda n: advance(2 * n)}
             knocked = (
                 *passes.once(
@@ -92,7 +92,7 @@ def evaluate(
         "tokens_per_second": total / seconds,
         "tokens_seen": int(streamed.tokens.sum()),
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
-        # Of the longest part of a document that was read; the last segment may be a short one.
+        # The size after the longest part that was read of a document; its last segment may be a short one.
         "carried_floats": carried_floats(model, -(-int(streamed.tokens.max()) // N)),
         "resumed": resumed,
     }
@@ -125,7 +125,7 @@ def _work(n_tokens: np.ndarray, limit: int | None, knock_limit: int | None) -> d
     work = of_pass("read", limit)
     if knock_limit is not None:
         lengths = np.minimum(n_tokens, knock_limit)
-        # With another's memory the longest is read as far as the second longest.
+        # The longest document reads another's memory only as far as the second longest goes.
         lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
         work["foreign"] = 2 * int(lengths.sum())
         work |= of_pass("reset", knock_limit) | of_pass("base", knock_limit)

@@ -44,7 +44,7 @@ _PIECE_CHARACTERS = 1 << 16
 _ENCODE_CHARACTERS = 1 << 14
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A byte of a character that is not in the vocabulary, as SentencePiece tokenizers write it."""
-# Where a piece may end. Only at these four: Python and the tokenizers disagree on other white space.
+# A piece may end only at these four: Python and the tokenizers disagree on other white space.
 _CUT = re.compile(r"(?<=\S)[ \t\r\n]")
 _CUT_AT_SPACE = re.compile(r"(?<=\S) (?=\S)")
 """The same where a tokenizer puts a space before every text."""
@@ -99,7 +99,7 @@ def load_documents(
     """The documents of `split`, from the first of: `data_dir`, $INFINI_DATA_DIR/`name`, the hub's `hub_id`.
 
     `data_dir` "synthetic" selects the synthetic corpus. `cache_dir` holds the hashes of files, so that a large folder
-    is hashed once, and texts from the hub. Of the hub's train split the first `max_documents` are used (None: all); a
+    is hashed once, and texts from the hub. The first `max_documents` of the hub's train split are used (None: all); a
     folder is always used whole. Raises InputError (one line) when a named folder is missing or empty, or when neither
     folder nor hub can be read.
     """
@@ -235,7 +235,7 @@ def warn_once(text: str) -> None:
 
 
 def _stamp(path: Path) -> list[int]:
-    """What changes with a file. A program can set the modification time as it was, but not that of the last change."""
+    """Values that change with a file. A program can restore the modification time, but not that of the last change."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 

@@ -27,7 +27,7 @@ from xml.parsers import expat
 from infini.errors import InputError
 
 MAX_BYTES = 1 << 28
-"""Of a book's pages together, unpacked, and of the text that they give. More is refused: it may be a zip bomb."""
+"""Limit of all pages of a book, unpacked, and of their text. A larger book is refused: it may be a zip bomb."""
 _MARKUP = re.compile(r".*html.*|.*[/+]xml|text/x-oeb1-document")
 """Media types of pages: XHTML, HTML, DTBook and what came before them."""
 _PLAIN = "text/plain"
@@ -38,7 +38,7 @@ _BY_SUFFIX = {
 }
 """Media types of files whose manifest entry has none."""
 _TEXTLESS = ("image/", "audio/", "video/", "font/", "text/css", "application/smil", "application/x-dtbncx")
-"""How media types begin that have no text of the book's."""
+"""Prefixes of media types that contain no text of the book."""
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 _PACKAGE = "application/oebps-package+xml"
 _BLOCK = re.compile(
@@ -56,12 +56,12 @@ _HIDDEN = frozenset(("title", "script", "style", "svg", "template"))
 _SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.IGNORECASE)
 _SUBSET_END = re.compile(r"\]\s*>")
 _SECTION = re.compile(r"<!\[[^<>]*>")
-"""As Word writes: <![if !vml]>."""
+"""Conditional section as Word writes it: <![if !vml]>."""
 _DECLARED = re.compile(rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)")
 _META = re.compile(rb"<meta\b[^>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _LETTERS = re.compile(r"[^\W\d_]{1,2}")
 _SOFT_HYPHEN = "\N{SOFT HYPHEN}"
-"""Where a word may be broken at the end of a line."""
+"""Marks a place where a word may be broken at the end of a line."""
 _CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")
 _LABELS = {
     **dict.fromkeys(("iso-8859-1", "iso8859-1", "latin-1", "latin1", "us-ascii", "ascii"), "cp1252"),
@@ -76,7 +76,7 @@ _DAMAGE = (
     # bz2 has no error of its own.
     OSError,
 )
-"""What zipfile raises for an entry that it cannot unpack."""
+"""Exceptions of zipfile for an entry that it cannot unpack."""
 
 
 def epub_text(path: Path) -> str:
@@ -106,7 +106,7 @@ class _Item:
 
     href: str
     media_type: str
-    """As it is written there, with its parameters."""
+    """The type as the manifest writes it, with its parameters."""
     fallback: str | None
 
 
@@ -200,7 +200,7 @@ class _Book:
             if tag == "rootfile" and attributes.get("media-type", _PACKAGE).strip().lower() == _PACKAGE:
                 named.append(attributes.get("full-path", ""))
         found = [name for name in map(self._find, named) if name is not None]
-        # Without a container one package document is as good as named.
+        # If no container names it, a single package document is taken.
         found = found or [name for name in self.files if name.lower().endswith(".opf")]
         if not found or (not named and len(found) > 1):
             why = f"no {_CONTAINER}" if container is None else f"{_CONTAINER} names no package document that is there"
@@ -244,7 +244,7 @@ class _Book:
             raise _PageError(f"{item.href} is not in the archive")
         charset = _CHARSET.search(item.media_type)
         text = _decoded(self._read(name), charset and charset[1])
-        # What no encryption.xml lists may be encrypted all the same.
+        # A page may be encrypted even if no encryption.xml lists it.
         if "\0" in text or len(_CONTROL.findall(text)) > len(text) / 50:
             raise _PageError(f"{name} is not text; is it encrypted?")
         if kind == _PLAIN:
@@ -324,7 +324,7 @@ class _Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any = ()) -> None:
         name = tag.rpartition(":")[2].lower()
-        # Only of HTML; XML has no "<" in a tag.
+        # Only HTML can have this; XML has no "<" in a tag.
         whole = self.get_starttag_text() or ""
         if "<" in whole[1:]:
             taken = re.compile(rf"<(/?({_BLOCK.pattern})|/{re.escape(name)})[\s>]", re.IGNORECASE)
@@ -405,7 +405,7 @@ def _html_read(text: str) -> _Reader:
         except _OpenQuoteError as error:
             name, tag = error.args
             reader.open(name)
-            # What stands before it has been read.
+            # The text before the tag has been read.
             text = text[text.find(tag) :].partition(">")[2]
 
 
@@ -415,7 +415,7 @@ def _parse_xml(
     """Call these for the elements and the text of XML. Entities of HTML are known; those that stand for a file are
     refused. Raises expat.ExpatError where it is not well-formed."""
     parser = expat.ParserCreate()
-    # As if a document type were there: the names of HTML's entities are then no errors.
+    # This pretends that there is a document type, so that the names of HTML's entities are no errors.
     parser.UseForeignDTD(True)
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, data

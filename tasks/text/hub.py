@@ -59,7 +59,7 @@ JSON_LINES: dict[str, JsonLines] = {
             "test": f"{_PROOF_PILE}/test/*.jsonl.gz",
         },
         "arxiv",
-        # As many as PG19's test split has.
+        # PG19's test split has as many.
         100,
     ),
     # Web pages, of which few are long. The data set has no test split: the second file of its validation split is ours.
@@ -80,14 +80,14 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 """The last bytes of an Arrow file."""
 
 KEPT = 2
-"""Version of the files that are kept of a data set. In those of version 1 blank rows counted as documents."""
+"""Version of the files that are kept of a data set. Version 1 counted blank rows as documents."""
 
 
 def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> Documents:
     """The documents of a split of `hub_id`, which must have a column `text`, in its order; with a `limit`, the first
     ones. They are read on demand.
 
-    Of a data set in JSON_LINES the rows of one source are used. The whole train split of any other is in the cache of
+    A data set in JSON_LINES gives the rows of one source. The whole train split of any other is in the cache of
     `datasets`. All else is streamed, because `datasets` would download the files of all splits to read one, and stored
     in `cache_dir`/hub (None: in memory), after which no network is needed. Without a network only caches are used.
     Blank rows are left out; the names of the others keep their numbers. A name that came before gets its place behind
@@ -172,7 +172,7 @@ def _whole(name: str, hub_id: str, split: str) -> Documents:
 
 
 def _with_text(dataset: Any) -> list[int]:
-    """The indices of the rows that are not blank. Of most rows only the beginning is read: all texts are gigabytes."""
+    """The indices of the rows that are not blank. It reads only the beginning of most rows: all texts are gigabytes."""
     import pyarrow.compute as pc
 
     beginnings: list[str | None] = []

@@ -58,10 +58,10 @@ class Earlier(Protocol):
     """
 
     def sums(self, added_BSX: Sequence[Tensor], start_BX: Sequence[Tensor], kept_SB: Tensor | None) -> list[Tensor]:
-        """For states to which each segment adds added_BSX (Eq. 4)."""
+        """The states to which each segment adds added_BSX (Eq. 4)."""
 
     def affine(self, a_BSGKK: Tensor, b_BSGKV: Tensor, start_BGKV: Tensor, kept_SB: Tensor | None) -> Tensor:
-        """For the state M that each segment changes to (I - A) M + B (Eq. 5)."""
+        """The state M, which each segment changes to (I - A) M + B (Eq. 5)."""
 
 
 class _Sigma(torch.autograd.Function):
@@ -82,7 +82,7 @@ class _Sigma(torch.autograd.Function):
 def sigma(x: Tensor) -> Tensor:
     """ELU + 1, elementwise: x + 1 for x > 0, exp(x) otherwise.
 
-    Not elu(x) + 1: in float32 it is exactly 0 below about -17, and inexact well before.
+    elu(x) + 1 would be exactly 0 in float32 below about -17, and inexact well before.
     """
     return _Sigma.apply(x)
 
@@ -198,8 +198,8 @@ MIN_KEY_NORM = 1e-12
 
 
 def input_gate(k_BSGNK: Tensor, weight_GK: Tensor, bias_G: Tensor) -> Tensor:
-    """Of each token, the factor sigmoid(a . k / |k| + b) on what it adds to the memory [B, S, G, N] (an addition to the
-    paper). k: keys without positions, before sigma. a: weight_GK. b: bias_G.
+    """The factor sigmoid(a . k / |k| + b) on what a token adds to the memory [B, S, G, N] (an addition to the paper).
+    k: keys without positions, before sigma. a: weight_GK. b: bias_G.
 
     Keys are normalised because their size differs from model to model.
     """
@@ -282,7 +282,7 @@ class _RunningSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_read: Tensor, g_last: Tensor) -> tuple[Tensor, Tensor, None]:
         if _at_once(g_read, ctx.kept):
-            # From the last segment to the first: the state before a segment is in all later reads.
+            # The sums run from the last segment to the first: every later read contains the state before a segment.
             sums = torch.cat([g_last[:, None], g_read.flip(1)], 1).cumsum(1).flip(1)
             return sums[:, 1:], sums[:, 0], None
         g_x = torch.empty_like(g_read)

@@ -28,6 +28,6 @@ from infini.pretrained.llm.saving import model_card
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 GATE_MODULES = ["infini_gate"]
-"""What peft trains whole: LoraConfig(..., modules_to_save=GATE_MODULES); add the names of norms to train them, too."""
+"""Modules that peft trains whole: LoraConfig(..., modules_to_save=GATE_MODULES); add names of norms to train these."""
 
 __all__ = ["GATE_MODULES", "InfiniCache", "InfiniSettings", "inject", "model_card", "parameter_groups", "settings_of"]

@@ -35,9 +35,9 @@ from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, piec
 from infini.pretrained.llm.settings import InfiniSettings
 
 Wanted = Literal["reads", "remains", "writes"]
-"""What a layer asks of its InfiniGate."""
+"""The kinds of values that a layer asks its InfiniGate for."""
 NAME = "infini"
-"""Under which the attention is registered with transformers."""
+"""The name under which the attention is registered with transformers."""
 
 
 @state_class
@@ -72,7 +72,7 @@ class Sinks(NamedTuple):
 
 @state_class
 class LayerState(NamedTuple):
-    """What a layer carries from call to call: the same size whatever the document's length.
+    """The state that a layer carries from call to call. Its size does not depend on the document's length.
 
     memory: M and z of all finished segments (Eq. 4 and 5). pending: the same with the unfinished segment's tokens, as
     both rules read only what was there when the segment began.
@@ -91,7 +91,7 @@ class Call:
 
     groups: list[Group | SingleTokens]
     columns_B: list[Columns]
-    """Of each row, the columns of its real tokens."""
+    """The columns of each row's real tokens."""
     columns: int
     mask_BT: Tensor | None
     tables: dict[str | None, tuple[Tensor, Tensor]]
@@ -105,12 +105,12 @@ class Call:
     detached: bool = False
     """Whether layers ran without gradients in a call with `again`: checkpointing with use_reentrant=True."""
     written: dict[int, tuple[Layer, Tensor, Tensor]] | None = None
-    """With a dictionary, what each layer wrote (keys before their rotary embedding, values), for a rollback."""
+    """If a dictionary, it collects each layer's writes (keys before their rotary embedding, values) for a rollback."""
 
 
 @dataclass
 class Layer:
-    """How one layer computes."""
+    """The computations of one layer."""
 
     module: Any
     settings: InfiniSettings
@@ -128,7 +128,7 @@ class Layer:
         return _stock(self.module).apply_rotary_pos_emb(q_BHTK, k_BGTK, cos, sin)
 
     def rotate_keys(self, k_BGTK: Tensor, positions: slice | Tensor) -> Tensor:
-        """As `rotate`, for keys alone."""
+        """Like `rotate`, for keys alone."""
         return self.rotate(k_BGTK[:, :1], k_BGTK, positions)[1]
 
     def attend(self, q_BHTK: Tensor, k_BGYK: Tensor, v_BGYV: Tensor, mask: Tensor | None) -> Tensor:
@@ -184,7 +184,7 @@ class Layer:
             return Memory(decay_BGK[..., None] * pending.m_BGKV, decay_BGK * pending.z_BGK)
 
     def _remains(self, like: Memory) -> Tensor | None:
-        """What remains of each head's memory after a segment [1, 1, G]; None: all of it (the paper)."""
+        """The share of each head's memory that remains after a segment [1, 1, G]; None: all of it (the paper)."""
         if self.settings.memory_decay is None:
             return None
         return self.module.infini_gate(like.z_BGK, "remains")
@@ -202,7 +202,7 @@ class Layer:
             sk = ops.sigma(k)
             if self.settings.update_rule == "delta":
                 numerator, denominator = ops.retrieve(sk, began.m_BGKV[:, None], began.z_BGK[:, None])
-                # From an empty memory 0 / 0 is read, which counts as 0.
+                # A read from an empty memory gives 0 / 0, which counts as 0.
                 empty = (began.z_BGK.sum(-1) <= 0)[:, None, :, None, None]
                 v = v - numerator / denominator.masked_fill(empty, 1.0)
             return ops.scan_sums(ops.TokenSums(sk, v, self._write_weights(k)), pending, rule="linear")[1]
@@ -317,7 +317,7 @@ def _whole_segments(
 
 
 def _shifted(before: Tensor, x_BS: Tensor) -> Tensor:
-    """For each segment the x of the previous one, and `before` for the first."""
+    """The previous segment's x for each segment, and `before` for the first."""
     return torch.cat([before[:, None].to(x_BS.dtype), x_BS[:, :-1]], 1)
 
 
@@ -489,7 +489,7 @@ def attend(
 
 
 class InfiniGate(nn.Module):
-    """What a layer learns for its memory, in float32.
+    """The parameters that a layer learns for its memory, in float32.
 
     beta [H]: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6). Two additions to the paper:
     decay [G], with settings.memory_decay: sigmoid(decay) is what remains of a key-value head's memory after a segment.
@@ -505,7 +505,7 @@ class InfiniGate(nn.Module):
         super().__init__()
         self.settings = settings
         self.watchers: dict[Projection, list[Keep]] = {"queries": [], "keys": []}
-        """What is called with the queries and keys [B, T, X] of every call of the layer, without positions."""
+        """Functions that get the queries or keys [B, T, X] of every call of the layer, without positions."""
         self.beta = nn.Parameter(torch.empty(n_heads, dtype=torch.float32, device=device))
         if settings.memory_decay is not None:
             self.decay = nn.Parameter(torch.empty(n_kv_heads, dtype=torch.float32, device=device))
@@ -526,8 +526,8 @@ class InfiniGate(nn.Module):
         return values
 
     def forward(self, like: Tensor, wanted: Wanted = "reads") -> Tensor:
-        """What is wanted, on the device and in the dtype of `like`: of "reads" sigmoid(beta) [H, 1, 1], "remains"
-        sigmoid(decay) [1, 1, G], or "writes" the factors [B, S, G, N] of keys `like` [B, S, G, N, K].
+        """The wanted values, on the device and in the dtype of `like`: for "reads" sigmoid(beta) [H, 1, 1], for
+        "remains" sigmoid(decay) [1, 1, G], for "writes" the factors [B, S, G, N] of keys `like` [B, S, G, N, K].
 
         One method for all: hooks, as accelerate's that fetch weights, run before `forward` alone.
         """
@@ -608,7 +608,7 @@ def kinds_without_memory(config: Any) -> set[str]:
 
 
 def layer_types(config: Any) -> list[str]:
-    """Of each layer: full_attention, sliding_attention, or another name of transformers."""
+    """The type of each layer: full_attention, sliding_attention, or another name of transformers."""
     return list(get_layer_types_and_kwargs(config)[0])
 
 

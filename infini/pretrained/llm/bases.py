@@ -1,4 +1,4 @@
-"""Where a base model comes from: the hub, a folder, a GGUF file, or the package that holds SmolLM2.
+"""Loads base models from the hub, a folder, a GGUF file, or the package that holds SmolLM2.
 
 Errors are InputError of one line that names the key `setting`, its value, and what to do.
 """
@@ -35,7 +35,7 @@ class Base:
 
     @cached_property
     def place(self) -> tuple[str, dict[str, Any]]:
-        """What transformers' from_pretrained takes: a folder or a hub id, and options, such as gguf_file."""
+        """Arguments of transformers' from_pretrained: a folder or a hub id, and options, such as gguf_file."""
         path = local_path(self.name, self.setting)
         if path is None:
             return self.name, {} if reachable() else {"local_files_only": True}
@@ -100,7 +100,7 @@ class Base:
                 model.config.__dict__.pop(name, None)
             for name in ("is_quantized", "hf_quantizer", "quantization_method"):
                 model.__dict__.pop(name, None)
-            # For the model card: they are not those that the base's authors published.
+            # The model card says this, because these are not the weights that the base's authors published.
             kind = f"4-bit GGUF of the package {_package()}" if self.name == SMOLLM2 else f"GGUF {Path(self.name).name}"
             model.config.base_weights = f"{kind}, dequantised"
         if self.name == SMOLLM2:
@@ -108,7 +108,7 @@ class Base:
         return model.eval()
 
     def describe(self) -> dict[str, str]:
-        """What a record says about the base: its name (of a path the last part), family and package."""
+        """The base in a record: its name (the last part of a path), family and package."""
         name = Path(self.name).name if home_expanded(self.setting, self.name).exists() else self.name
         found = {"name": name, "family": str(self.config.model_type)}
         package = {"package": _package()} if self.name == SMOLLM2 else {}

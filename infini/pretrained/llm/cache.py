@@ -239,7 +239,7 @@ class InfiniCache(Cache):
             if isinstance(layer, InfiniLayer):
                 layer.state, layer.columns, layer.is_initialized = state, columns, True
             else:
-                # Not a sliding one, which would cut its keys and values by columns before padding is taken out.
+                # A sliding layer would cut its keys and values by columns before padding is taken out.
                 cache.layers[i] = stock_layer(*state)
         return cache
 
@@ -269,11 +269,11 @@ class InfiniCache(Cache):
         return total + sum(tensor.nbytes for _, tensor in self._stock_tensors())
 
     def __repr__(self) -> str:
-        """How much it has read, and how large it is."""
+        """Says how much it has read, and how large it is."""
         segments = f"segments of {self.settings.segment_length:,} tokens"
         return f"InfiniCache({self.columns:,} columns read, {self.nbytes():,} bytes, {segments})"
 
-    # What the model does with it.
+    # The model calls these.
 
     @torch.compiler.disable
     def begin(self, call: Call, dtype: torch.dtype) -> None:
@@ -297,7 +297,7 @@ class InfiniCache(Cache):
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
         if self._recording:
             call.written = {}
-            # Also after a call that failed, which may have had more rows.
+            # This replaces what a failed call left, which may have had more rows.
             if self._past is None or not self._past.calls:
                 states = {i: None if s is None else fork(s) for i, s in call.states.items()}
                 self._past = _Past(states, *self._counts(call), self.columns)
@@ -307,7 +307,7 @@ class InfiniCache(Cache):
         """Store the states that a call returns."""
         self._interrupted = False
         self._detached = call.detached and torch.is_grad_enabled()
-        # Not before: a first call that fails leaves the cache without rows.
+        # Set only now: a first call that fails leaves the cache without rows.
         self.lengths, self._leads = _counted(*self._counts(call), call.columns_B, call.columns)
         for i, layer in self.memory_layers.items():
             layer.state, layer.is_initialized = call.results.pop(i, layer.state), True
@@ -338,7 +338,7 @@ class InfiniCache(Cache):
             return
         lengths, leads = _counted(*self._counts(call), call.columns_B, call.columns)
         for row, (length, lead, real) in enumerate(zip(lengths, leads, call.columns_B, strict=True)):
-            # From the row's first token to its last; those of a window that holds them all are all seen.
+            # The columns from the row's first token to its last. A window that holds them all sees them all.
             columns = self.columns + real[-1] + 1 - lead if real else 0
             if columns > max(length, min(windows)):
                 raise InputError(
@@ -347,7 +347,7 @@ class InfiniCache(Cache):
                     "lengths in separate calls, without padding"
                 )
 
-    # What generate() does with it.
+    # generate() calls these.
 
     def activate_past_recording(self) -> None:
         """Record what is written from now on, so that `crop` can undo it, as assisted decoding requires."""
@@ -373,7 +373,7 @@ class InfiniCache(Cache):
         recorded = 0 if past is None else past.recorded
         kept = recorded + tokens_to_remove
         if kept < 0:
-            # Before anything is cropped.
+            # Refused before anything is cropped.
             raise InputError(
                 f"crop({tokens_to_remove}): {recorded} columns were recorded since the last crop (or detach, to, or "
                 "change of rows): no more can be taken back"
@@ -418,7 +418,7 @@ class InfiniCache(Cache):
         self.lengths, self._leads, self._past = [], [], None
         self._interrupted, self._detached, self.has_all_columns = False, False, True
 
-    # What a user does with it.
+    # Users call these.
 
     def fork(self, repeats: int = 1) -> InfiniCache:
         """An independent copy with every row repeated `repeats` times, for several questions about one text."""
@@ -491,7 +491,7 @@ class InfiniCache(Cache):
         return found
 
     def _described(self) -> dict[str, Any]:
-        """What two caches must agree on to exchange tensors."""
+        """Settings and sizes that two caches must share to exchange tensors."""
         own, sizes = self.settings.stored(), {"model_type": self.model_type, "n_layers": len(self.layers)}
         names = ("segment_length", "update_rule", "layers", "window", "sinks", "memory_decay", "input_gate", "base")
         return sizes | {name: own[name] for name in names}
@@ -561,7 +561,7 @@ def _layer_devices(model: Any) -> dict[int, torch.device]:
 
 
 def device_of(module: Any) -> torch.device:
-    """Where a module's weights are, or, where accelerate fetches them for each call, where it brings them."""
+    """The device of a module's weights, or the one to which accelerate brings them for each call."""
     device: torch.device = next(module.parameters()).device
     hooks: Any = (getattr(part, "_hf_hook", None) for part in module.modules())
     places = [hook.execution_device for hook in hooks if getattr(hook, "execution_device", None) is not None]

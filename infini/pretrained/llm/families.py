@@ -15,7 +15,7 @@ from infini.errors import InputError, did_you_mean
 from infini.pretrained.llm.modeling import CausalLMMixin
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "SmolLM3", "Olmo2", "Phi3")
-"""As transformers names them, without ForCausalLM."""
+"""Names of transformers' classes, without ForCausalLM."""
 
 _REFUSED = {
     "GptOssForCausalLM": "its attention sinks are parameters of the softmax, which the memory's gate does not know",
@@ -24,7 +24,7 @@ _REFUSED = {
 }
 
 CLASSES: dict[str, tuple[type, type]] = {}
-"""By the name of the stock class: (config class, model class)."""
+"""Name of the stock class -> (config class, model class)."""
 
 
 def _make(*bases: Any, **body: Any) -> Any:

@@ -92,10 +92,10 @@ def inject(
     )
     _check_positions(config, kinds, settings)
     new = config_class(**{key: value for key, value in config.to_dict().items() if key != "model_type"})
-    # Also what to_dict leaves out.
+    # to_dict leaves some of these out.
     new.__dict__.update({key: value for key, value in config.__dict__.items() if key != "model_type"})
     new.infini = settings.stored()
-    # Else an adapter of this model would name the base, and load onto that without a memory.
+    # Otherwise an adapter of this model would name the base, and load onto it without a memory.
     new._name_or_path = stock.name_or_path = ""
     new.architectures = [model_class.__name__]
     new.auto_map = saving.auto_map(config_class, model_class)

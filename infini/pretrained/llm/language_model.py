@@ -39,7 +39,7 @@ class ShutGate(nn.Module):
     """A gate that is 0 whatever is loaded or trained: nothing of a memory is read."""
 
     watchers: Mapping[Projection, Sequence[Keep]] = {"queries": (), "keys": ()}
-    """As InfiniGate's; a memory that is not read is never recorded."""
+    """Like InfiniGate's; a memory that is not read is never recorded."""
 
     def forward(self, like: Tensor, wanted: Wanted = "reads") -> Tensor:
         """0 [1, 1, 1] for what is read, 1 for what remains (see InfiniGate); device and dtype are those of `like`."""
@@ -75,7 +75,7 @@ class MemoryOf:
         gate = self.attention.infini_gate
         if not gate.settings.input_gate:
             return None
-        # As the layer itself computes them.
+        # The layer itself computes them without autocast, too.
         with without_autocast(k_BTGK):
             return gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
 
@@ -114,8 +114,8 @@ class PretrainedLM(nn.Module):
             self.settings = resize_segments(llm, segment_length)
         self.segment_length = segment_length
         self._columns_read: tuple[Tensor, Tensor, int] | None = None
-        """While rows are read whose padding was moved: the columns order_BW of the call that they take, which of these
-        are real tokens, and the call's number of columns."""
+        """Set while rows are read whose padding was moved: the columns order_BW of the call that they take, a mask of
+        the real tokens among these, and the call's number of columns."""
         if memory == "none":
             for block in llm.model.layers:
                 if hasattr(block.self_attn, "infini_gate"):
@@ -298,7 +298,7 @@ class PretrainedLM(nn.Module):
         return weight.new_zeros(*ids_BT.shape, weight.shape[1])
 
     def to_call_columns(self, x_BWX: Tensor) -> Tensor:
-        """What was computed of each token that is read now [B, W, X], in the columns of the call [B, T, X]; 0 at
+        """Move the results of the tokens that are read now [B, W, X] to the columns of the call [B, T, X]; 0 at
         padding."""
         if self._columns_read is None:
             return x_BWX
@@ -322,13 +322,13 @@ class PretrainedLM(nn.Module):
         ragged = not seen_BC.all() if self._stock else len(set(new)) > 1
         options: dict[str, Any] = {}
         if ragged:
-            # On the host, where calls are planned.
+            # The mask stays on the host, where calls are planned.
             options["attention_mask"] = torch.from_numpy(seen_BC if self._stock else seen_BC[:, C:]).long()
             masks = self._stock_masks(seen_BC, W, device) if self._stock else None
             if masks is not None:
                 options["attention_mask" if self.settings is None else "stock_mask"] = masks
         if self._stock:
-            # Also on the host, where an injected model looks for packed sequences.
+            # Positions stay on the host, too, where an injected model looks for packed sequences.
             positions = torch.from_numpy(np.array(before)[:, None] + np.arange(W))
             options["position_ids"] = to_device(positions, device) if self.settings is None else positions
         # A cache of transformers that resumes from these states. It writes to no tensor of theirs.
@@ -376,7 +376,7 @@ class PretrainedLM(nn.Module):
                 seen_WC &= column > query_W1 - config.sliding_window
             mask = to_device(seen_WC & seen_BC[:, None, None], device)
             if kernel == "eager":
-                # Added to the logits. Not -inf: a row may have no column that it sees.
+                # Added to the logits. It is not -inf, because a row may have no column that it sees.
                 dtype = self.llm.get_input_embeddings().weight.dtype
                 mask = torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, torch.finfo(dtype).min)
             made[kind] = mask
@@ -394,7 +394,7 @@ class PretrainedLM(nn.Module):
         return state._replace(window=fork(state.window), before=before, sinks=fork(state.sinks))
 
     def _kept(self, layer: Any, width: int, new: list[int], after: list[int], ragged: bool) -> KeyValues:
-        """What is kept of a stock layer's keys and values after a call of `width` columns."""
+        """The keys and values that a stock layer keeps after a call of `width` columns."""
         k, v = layer.keys, layer.values
         total = k.shape[2]
         C = self._columns if self._columns is not None else min(max(after), total)

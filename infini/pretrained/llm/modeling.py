@@ -1,4 +1,4 @@
-"""What an injected model adds to the classes of its family, and what it changes in them.
+"""The classes of injected models: what they add to the classes of their family, and what they change in them.
 
 A family's three classes (causal model, inner model, attention) are subclassed at run time with the mixins below; their
 own forward passes run. Attention runs with the identity as rotary embedding and without a cache, so that queries and
@@ -35,7 +35,7 @@ Stock: Any = object
 
 
 class AttentionMixin(Stock):
-    """Before a family's attention class, in layers with a memory."""
+    """Precedes a family's attention class, in layers with a memory."""
 
     family_module: str
     """The module that the family's class is from."""
@@ -61,7 +61,7 @@ class AttentionMixin(Stock):
 
 
 class _Initialised(Stock):
-    """What the inner and the causal model share."""
+    """The common base of the inner and the causal model."""
 
     def get_correct_attn_implementation(self, requested_attention: Any, is_init_check: bool = False) -> str:
         """Always ours; the kernel of local attention is an option of `inject`."""
@@ -76,7 +76,7 @@ class _Initialised(Stock):
 
 
 class ModelMixin(_Initialised):
-    """Before a family's model without a head."""
+    """Precedes a family's model without a head."""
 
     infini_settings: InfiniSettings
 
@@ -165,7 +165,7 @@ class ModelMixin(_Initialised):
                     "attention_mask: the cache has read padding, which layers without a memory would see; pass the "
                     "mask of all columns, or generate(**cache.inputs(input_ids))"
                 )
-            # With and without a cache alike: what is refused in generation is refused in training.
+            # Training without a cache refuses the same masks as generation with one.
             (InfiniCache(self.config) if cache is None else cache).refuse_gaps(call)
             if position_ids is None:
                 # Layers without a memory would count columns, and generate() counts tokens in a later call.
@@ -213,7 +213,7 @@ class ModelMixin(_Initialised):
             )
         mask, earlier = mask[:, -T:] != 0, mask[:, :-T]
         if cache is not None and T > 1 and earlier.shape[1]:
-            # Not at every token: it would read the whole mask back from the device. generate() has done it once.
+            # A check at every token would read the whole mask back from the device; generate() has checked it once.
             _refuse_hidden(earlier, cache)
         real = to_numpy(mask)
         if positions is not None:
@@ -239,7 +239,7 @@ class ModelMixin(_Initialised):
 
 
 def _positions(lengths: Sequence[int], columns_B: Sequence[Columns], columns: int) -> np.ndarray:
-    """Of each column the tokens that its row has before it [B, columns]; 0 at padding. lengths: before the call."""
+    """The number of its row's tokens before each column [B, columns]; 0 at padding. lengths: those before the call."""
     positions = np.zeros((len(lengths), columns), dtype=np.int64)
     for row, (length, real) in enumerate(zip(lengths, columns_B, strict=True)):
         positions[row, list(real)] = length + np.arange(len(real))
@@ -266,7 +266,7 @@ def _refuse_hidden(earlier: Tensor, cache: InfiniCache) -> None:
 
 
 class CausalLMMixin(_Initialised):
-    """Before a family's ...ForCausalLM."""
+    """Precedes a family's ...ForCausalLM."""
 
     _keep_in_fp32_modules_strict = ("infini_gate",)
 
@@ -372,7 +372,7 @@ def subclass(mixin: type, stock: type) -> type:
     if (mixin, stock) not in _SUBCLASSES:
         body = {"__module__": __name__, "__doc__": mixin.__doc__, "family_module": stock.__module__}
         _SUBCLASSES[mixin, stock] = type(f"Infini{stock.__name__}", (mixin, stock), body)
-        # Where pickle looks for it.
+        # pickle looks for the class here.
         globals()[f"Infini{stock.__name__}"] = _SUBCLASSES[mixin, stock]
     return _SUBCLASSES[mixin, stock]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from infini.nn.host import to_numpy
 
 Columns = range | tuple[int, ...]
-"""Where a row's real tokens stand in a call; a range where there is no padding between them."""
+"""The columns of a row's real tokens in a call; a range if there is no padding between them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SingleTokens:
     columns: Columns
     slots: tuple[int, ...]
     segments: tuple[int, ...]
-    """As Group.segment, a row."""
+    """Group.segment of each row."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Piece:
 
 
 def real_columns(mask_BT: Tensor | None, batch: int, columns: int) -> list[Columns]:
-    """Of each row, the columns of its real tokens. mask_BT: 0 is padding; None: all are real."""
+    """The columns of each row's real tokens. mask_BT: 0 is padding; None: all are real."""
     if mask_BT is None:
         return [range(columns)] * batch
     rows: list[Columns] = []

@@ -12,11 +12,11 @@ from infini.pretrained.llm.settings import settings_of
 REMOTE_CODE = "modeling_infini"
 """The file by which a process finds the classes that never imported `infini`, with trust_remote_code=True."""
 OWN_CARD = "<!-- Written by infini. save_pretrained replaces this file unless this line is removed. -->"
-"""What tells a model card of ours from a user's."""
+"""The line that distinguishes a model card of ours from a user's."""
 
 
 def auto_map(config_class: type, model_class: type) -> dict[str, str]:
-    """What the config says about that file."""
+    """The config's entry for that file."""
     return {
         "AutoConfig": f"{REMOTE_CODE}.{config_class.__name__}",
         "AutoModelForCausalLM": f"{REMOTE_CODE}.{model_class.__name__}",
@@ -58,7 +58,7 @@ def model_card(model: Any, training: str = "") -> str:
     tags = ", ".join(dict.fromkeys(["infini-attention", "long-context", *(getattr(model, "model_tags", None) or [])]))
     head = ["library_name: transformers", f"tags: [{tags}]"]
     head += [f"base_model: {settings.base}"] if on_hub else []
-    # Not those that are on disk (meta) or held by other processes (empty). Where peft trains a copy of a gate, its own.
+    # Gates on disk (meta) or held by other processes (empty) are left out. Where peft trains a copy, the copy is read.
     gated = (module.infini_gate for module in model.modules() if hasattr(module, "infini_gate"))
     betas = (gate.beta for gate in gated if hasattr(gate, "beta") and gate.beta.device.type != "meta")
     shares = [float(x) for beta in betas for x in beta.detach().float().sigmoid().flatten()]

@@ -12,7 +12,7 @@ from infini.nn.ops.memory import FirstSegment, InputGate, UpdateRule
 Window = Literal["segment", "previous"]
 Kernel = Literal["sdpa", "eager"]
 FORMAT = 1
-"""Of the stored settings; a newer one is refused."""
+"""Version of the stored settings; newer ones are refused."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class InfiniSettings:
     layers: tuple[int, ...]
     """Layers that have a memory; the others are the base's."""
     gate_init: float = -4.0
-    """What every beta begins at; sigmoid(beta) is the weight of the memory."""
+    """Initial value of every beta; sigmoid(beta) is the weight of the memory."""
     first_segment: FirstSegment = "local"
-    """Where nothing can be read yet: "local" bypasses the gate, "zero" reads 0 (Eq. 6 to the letter)."""
+    """Behaviour while nothing can be read yet: "local" bypasses the gate, "zero" reads 0 (Eq. 6 to the letter)."""
     window: Window = "segment"
-    """What local attention sees: "segment" (the paper), or "previous" (an addition): the segment before, too. The
-    memory then holds what is older than both."""
+    """The tokens that local attention sees: "segment" (the paper), or "previous" (an addition): the segment before,
+    too. The memory then holds what is older than both."""
     sinks: int = 0
     """The document's first tokens that stay visible to every segment's local attention (an addition; the paper: 0)."""
     memory_decay: float | None = None
@@ -43,7 +43,7 @@ class InfiniSettings:
     base: str = field(default="", compare=False)
     """The model that was injected, by its name on the hub or that of its folder."""
     training: str = field(default="", compare=False)
-    """What the model was trained on since, in words, for the model card: `model.config.infini["training"] = ...`."""
+    """The training since the injection, in words, for the model card: `model.config.infini["training"] = ...`."""
 
     def __post_init__(self) -> None:
         for name in ("segment_length", "sinks"):
@@ -83,7 +83,7 @@ class InfiniSettings:
         return self.own_position + self.segment_length
 
     def stored(self) -> dict[str, Any]:
-        """As the config holds them."""
+        """The settings in the form in which the config holds them."""
         return {"format": FORMAT, **asdict(self), "layers": list(self.layers)}
 
 

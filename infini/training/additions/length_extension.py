@@ -63,7 +63,7 @@ def extended_in_two_calls(
     factor_B: torch.Tensor,
     carry: bool = False,
 ) -> ModelOutput:
-    """As extended_call, for models without write weights (infini.nn.protocols.OptionalMembers) and for carried states.
+    """Like extended_call, for models without write weights (see infini.nn.protocols) and for carried states.
 
     carry: return the state of a plain call, for the next sequence. The factor is for this sequence only: if it were
     carried on, factors would accumulate over sequences, and later writes would have less and less weight. The tokens
