@@ -1,4 +1,4 @@
-"""What all tests share: few threads, a cache of their own, no data folder and no network."""
+"""The settings of all tests: few threads, a cache of their own, no data folder and no network."""
 
 import gc
 import itertools

@@ -278,7 +278,7 @@ def test_environment_is_complete(repository: Path) -> None:
 
 
 def test_parts_of_another_checkout_make_a_run_dirty(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As beside an editable installation of another checkout: the commit would not be that of what ran."""
+    """An editable installation of another checkout is such a case: the commit would not be that of the code."""
     monkeypatch.setattr(records, "SOURCE_ROOT", repository)
     place = repository / "conf"
     monkeypatch.setattr(

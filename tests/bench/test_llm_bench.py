@@ -39,7 +39,7 @@ def without_sizes(settings: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def results(corpus: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the suite on prompts of 24 tokens, twice, and of 64; made once, tests work on a copy."""
+    """Results of the suite on prompts of 24 tokens, twice, and of 64. They are made once; tests work on a copy."""
     folder = tmp_path_factory.mktemp("measured")
     words = [*without_sizes(Runner(corpus, folder, None).settings), *SUITE, f"model.base={base}"]  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
@@ -56,11 +56,11 @@ def measured(infini: Runner, results: Path, elsewhere: None) -> Runner:
     return infini
 
 
-# Where lines cross, on paper.
+# Crossing points of lines, worked out on paper.
 
 
 def test_lines_that_cross_once() -> None:
-    """On a line of slope 1 and one of slope 2 in the logarithms, wherever the lengths are."""
+    """The lines have slopes 1 and 2 in the logarithms; the lengths do not matter."""
     lengths = [2.0, 8.0, 16.0, 128.0]
     ours, theirs = [10 * n for n in lengths], [n**2 for n in lengths]
     assert crossing(lengths, ours, theirs) == pytest.approx(10)
@@ -127,7 +127,7 @@ def test_tables_and_figure(measured: Runner) -> None:
     before = png.read_bytes(), svg.read_bytes()
     measured("figure", "report=llm_generate")
     assert (png.read_bytes(), svg.read_bytes()) == before
-    # As from a clean tree.
+    # The run counts as made from a clean tree.
     (run,) = measured.records()
     run.environment.update(git_dirty=False, git_revision="0" * 40)
     records.write_record(run, measured.results)
@@ -140,7 +140,7 @@ def test_tables_and_figure(measured: Runner) -> None:
 
 
 def test_crossing_points_in_words(measured: Runner) -> None:
-    """Of a record whose numbers are known."""
+    """The numbers of this record are known."""
     (run,) = measured.records()
     lengths = run.series["prompts"]["lengths"]
     run.series["prompts"]["lengths"] = {"2048": lengths["24"], "8192": lengths["64"]}

@@ -28,6 +28,6 @@ def test_the_table_has_every_case() -> None:
 def test_bad_input_is_answered_in_one_line(case: bad_input.Case, prepared: Path, tmp_path: Path) -> None:
     answers = bad_input.try_out(case, prepared, tmp_path / "tries")
     (row,) = (row for row in ROWS if row.startswith(f"| {case.name} | {len(answers)} |"))
-    # What stands in brackets are other packages' words, which change with them; lists grow with the project.
+    # The words in brackets are other packages' and change with them; lists grow with the project.
     assert case.name not in NAMING or all(re.match("(DIR)?/.+: ", answer) for answer in answers), answers
     assert re.split(r"\(|must be one of|allowed:", answers[0])[0] in row

@@ -46,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Call]:
         module = types.ModuleType(verb.module)
         module.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, verb.module, module)
-    # What a training needs and says before its work.
+    # These checks and messages come before the work of a training.
     monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg: None)
     monkeypatch.chdir(tmp_path)
     return seen
@@ -363,7 +363,7 @@ def test_input_error_of_a_command_is_one_line(
         (["train", "-m", "seed=1,2"], "where there is none; finished jobs are skipped\n"),
     ],
 )
-def test_who_stops_a_command_is_told_what_it_does_when_started_again(
+def test_an_interrupted_command_says_what_a_restart_does(
     arguments: list[str],
     said: str,
     calls: list[Call],
@@ -386,7 +386,7 @@ def test_ctrl_c_is_one_line_if_a_library_fails_to_clean_up(
         try:
             raise KeyboardInterrupt
         finally:
-            # As omegaconf's flag_override does while a configuration is composed.
+            # omegaconf's flag_override raises this while a configuration is composed.
             raise AttributeError("'NoneType' object has no attribute '_invalidate_flags_cache'")
 
     monkeypatch.setattr(sys.modules[verbs()["eval"].module], "run", interrupted)

@@ -17,7 +17,7 @@ BASH = shutil.which("bash")
 
 
 def completions(line: str) -> list[str]:
-    """What bash offers for a command line that ends at the cursor; words are broken at = as bash breaks them."""
+    """Completions that bash offers for a command line up to the cursor; words are broken at = as bash breaks them."""
     words = line.replace("=", " = ").split()
     if line.endswith((" ", "=")) and not line.endswith("="):
         words.append("")

@@ -1,6 +1,6 @@
 """Whatever is typed gets an answer: a result, or one line and exit code 2. Never a traceback.
 
-By default a few hundred cases; `make test-slow` runs ten thousand and a hundred real processes.
+The default is a few hundred cases; `make test-slow` runs ten thousand and a hundred real processes.
 """
 
 from __future__ import annotations

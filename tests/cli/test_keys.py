@@ -157,7 +157,7 @@ def test_an_evaluation_takes_no_other_setting_of_its_training(with_model: Runner
     ],
 )
 def test_a_training_names_a_key_that_changes_nothing(chosen: str, word: str, infini: Runner) -> None:
-    """On the command line; a recipe may have it, because models are compared with one recipe."""
+    """The command line may not have such a key. A recipe may, because models are compared with one recipe."""
     short = ["recipe.segments_per_sequence=20", "recipe.curriculum=null", "recipe.short_sequences=null"]
     infini("train", chosen, word, *short, "recipe.steps=1")
     assert f"{word}: has no effect with {chosen}" in infini.err.splitlines()
@@ -201,7 +201,7 @@ def test_a_training_names_a_key_that_changes_nothing(chosen: str, word: str, inf
 def test_a_training_names_a_key_that_changes_nothing_beside_other_settings(
     words: list[str], said: dict[str, str], infini: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And none that has its effect."""
+    """It names no key that has its effect."""
     monkeypatch.setattr(compiled, "_missing", lambda: None)
     short = ["recipe.segments_per_sequence=20", "recipe.curriculum=null", "recipe.short_sequences=null"]
     infini("train", *words, *(word.replace(", ", ",") for word in said), *short, "recipe.steps=1")
@@ -295,7 +295,7 @@ def test_an_option_is_told_how_it_is_written(line: str, capfd: pytest.CaptureFix
     assert error(capfd, *line.split()).endswith("; did you mean task=pg19?")
 
 
-def test_of_a_key_that_is_given_twice_the_last_holds_and_that_is_said(
+def test_the_last_value_of_a_repeated_key_holds_and_is_reported(
     stubs: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["train", "seed=1", "seed=2"]) == 0
@@ -312,7 +312,7 @@ def test_an_empty_value_is_not_taken_for_none(key: str, capfd: pytest.CaptureFix
 
 @pytest.fixture
 def cells(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What `infini reproduce` would run, one entry a cell; the data of Table 2 is made up."""
+    """Runs that `infini reproduce` would make, one entry a cell; the data of Table 2 is made up."""
     found: list[Any] = []
     record = types.SimpleNamespace(run_id="x", metric=lambda name: 1.0)
 
@@ -362,7 +362,7 @@ def test_reproduce_makes_the_rows_of_the_models_that_are_named(cells: list[Any])
         (["report=lr_search", "model=bart"], "model=bart: report=lr_search has no row of this model"),
         (["report=table2_lm", "seed=1,4294967296"], "seed='4294967296': must be an integer, at least 0 and below"),
         (["report=table2_lm", "seed=1,-1"], "seed='-1': must be an integer"),
-        # Of the third row: nothing of the first two is made.
+        # The third row is wrong, and nothing of the first two is made.
         (["report=table2_lm", "model.rate=2", "task.data_dir=synthetic"], "model.rate=2: no such key of model"),
         (["experiment=rmt_sweep", "model=rmt", "model.memory_tokens=7", "task.data_dir=synthetic"], "model.memory_tok"),
     ],

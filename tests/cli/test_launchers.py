@@ -102,7 +102,7 @@ def test_a_job_of_submitit_that_is_preempted_is_queued_again_and_trains_on(
     (said,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.err"))
     (log,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.out"))
     assert said.count("Caught signal SIGUSR2") == log.count("Requeued job") == 1, said
-    # Without the step in which the signal came it would be step 4.
+    # It would be step 4 without the step in which the signal came.
     assert said.count("resuming from step") == said.count("resuming from step 5 of 7") == 1, said
     assert outcome(tmp_path / "results") == outcome(tmp_path / "straight")
     (run,) = records.load_records(tmp_path / "results")
@@ -198,7 +198,7 @@ def open_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slurm_settings(line: str) -> dict[str, Any]:
-    """What a command sets of the launcher: key to value."""
+    """Settings of the launcher in a command: key to value."""
     words = [word.partition("=") for word in shlex.split(line)]
     return {key.removeprefix("hydra.launcher."): yaml.safe_load(value) for key, _, value in words if "launcher." in key}
 

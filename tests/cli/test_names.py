@@ -59,7 +59,7 @@ def test_a_name_that_cannot_be_written_is_refused_before_anything_is_read(
 ) -> None:
     (tmp_path / "book.txt").write_text("A book.", encoding="utf-8")
     words = ["summarize", str(tmp_path / "book.txt")] if key == "output" else ["generate", "prompt=a"]
-    # With what a file is called while it is written it would be too long.
+    # The name of the file that is being written would be too long.
     for name in ("x" * 250, "none/" + "x" * 250, "x" * 260 + "/none"):
         said = with_model.error(*words, f"{key}={tmp_path / name}")
         assert said.startswith(f"{key}=") and "a name in it is too long" in said

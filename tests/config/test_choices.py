@@ -117,7 +117,7 @@ def test_norms_stand_before_and_nothing_has_a_bias() -> None:
     norms = {name: type(module) for name, module in model.named_modules() if "norm" in name}
     assert set(norms.values()) == {nn.LayerNorm}
     assert {name.rpartition(".")[2] for name in norms} == {"attention_norm", "feed_forward_norm", "norm"}
-    # Where the sublayers add nothing, what comes in goes out as it is: the norms are off the residual stream.
+    # If the sublayers add nothing, a block returns its input: the norms are off the residual stream.
     with torch.no_grad():
         block.attention.o_proj.weight.zero_()
         block.feed_forward.down_proj.weight.zero_()
@@ -151,7 +151,7 @@ def test_initial_weights_have_the_sizes_that_are_stated() -> None:
 
 
 @pytest.mark.parametrize(("n_heads", "on_memory"), [(8, [3, 7]), (4, [3]), (2, [1]), (1, [0]), (6, [1, 5])])
-def test_of_specialised_gates_every_fourth_begins_on_the_memory(n_heads: int, on_memory: list[int]) -> None:
+def test_every_fourth_specialised_gate_starts_on_the_memory(n_heads: int, on_memory: list[int]) -> None:
     beta = InfiniAttention(12, n_heads, 6, 8).beta
     assert beta.tolist() == [3.0 if head in on_memory else -3.0 for head in range(n_heads)]
 
@@ -170,7 +170,7 @@ def test_an_answer_is_compared_place_by_place() -> None:
         assert (answer.n_right, answer.n_tokens, answer.exact) == (right, 5, right == 5)
 
 
-def test_of_the_hubs_mathematics_a_hundred_documents_are_tested_on() -> None:
+def test_a_hundred_documents_of_the_hubs_mathematics_are_tested() -> None:
     assert {source.most for source in JSON_LINES.values()} == {100}
 
 
@@ -188,7 +188,7 @@ def test_all_models_of_a_table_have_the_same_positions(task: str) -> None:
 
 
 def test_positions_are_the_tasks_and_an_option_that_is_new_changes_no_older_run() -> None:
-    """What was trained before there was a choice had rotary positions."""
+    """Models that were trained before there was a choice had rotary positions."""
     text, key = composed(), composed("task=passkey")
     assert (text.model["positions"], key.model["positions"]) == ("t5", "rotary")
     assert config_hash(text) != config_hash(composed("task.positions=rotary")) != config_hash(key)

@@ -560,7 +560,7 @@ def test_what_is_wrong_with_a_passkey_is_said_in_one_line(override: str, expecte
 
 @pytest.mark.parametrize("typed", ["books/", "./books", "books/.", "books//"])
 def test_a_folder_typed_otherwise_is_the_same_training(typed: str) -> None:
-    """As shells complete it: a stopped training resumes."""
+    """Shells complete folders in these ways; a stopped training must resume."""
     assert config_hash(compose([f"task.data_dir={typed}"])) == config_hash(compose(["task.data_dir=books"]))
 
 

@@ -77,7 +77,7 @@ def test_nothing_is_written_and_no_network_is_used(
 
 @pytest.mark.slow
 def test_random_keys_at_all_places_are_right() -> None:
-    """As the demo asks them, 40 keys; that of a whole million is a slow test's."""
+    """The demo's questions on 40 keys; a slow test asks the question of a whole million."""
     model, description = load_model(FOLDER, torch.device("cpu"))
     tokenizer = word_tokenizer()
     assert tokenizer.hash == description["tokenizer_hash"]
@@ -90,7 +90,7 @@ def test_random_keys_at_all_places_are_right() -> None:
 
 @pytest.mark.slow
 def test_a_million_tokens_take_less_than_a_minute(tmp_path: Path) -> None:
-    """As a user starts it, with all that is imported."""
+    """The command is started as a user starts it, so its time includes all imports."""
     done = subprocess.run(
         [sys.executable, "-m", "infini", "demo", "key=12345", "place=0.1"],
         cwd=tmp_path,

@@ -228,7 +228,7 @@ def test_a_book_is_read_once_and_asked_twice(
 def test_a_saved_state_finds_its_own_model(
     trained: tuple[Path, list[str]], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Also when another was trained since, unless the command line says which model it wants."""
+    """A model that was trained since changes nothing, unless the command line says which model it wants."""
     folder, (_, *settings) = trained
     shutil.copytree(folder / "results", tmp_path / "results")
     settings.append(f"results_dir={tmp_path}/results")
@@ -320,7 +320,7 @@ def test_a_state_may_be_saved_where_it_was_loaded(
 
 
 def read_from(content: bytes, monkeypatch: pytest.MonkeyPatch, size: int = 4) -> str:
-    """What is made of these bytes, read a few at a time."""
+    """The text of these bytes, read a few at a time."""
     monkeypatch.setattr("infini.runs.generate._BYTES", size)
     return "".join(_pieces(io.BytesIO(content), "book"))
 

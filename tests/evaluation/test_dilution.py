@@ -57,7 +57,7 @@ def test_a_model_without_memory_has_none():
 
 @pytest.mark.parametrize("segment", [16, 100])
 def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
-    """What stands behind the key in its own segment writes of the key, and does not grow with the prompt."""
+    """Filler behind the key in the key's own segment also writes about the key, and does not grow with the prompt."""
     masks: dict[str, torch.Tensor] = {}
     rows: list[torch.Tensor] = []
 

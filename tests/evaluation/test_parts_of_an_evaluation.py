@@ -38,7 +38,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(name)
 
     monkeypatch.setattr(ResultCache, "add", add)
-    # Of three documents: four passes, three of them in three batches.
+    # Three documents make four passes, three of them in three batches.
     monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 1)
     return found
 
@@ -54,7 +54,7 @@ def words(request: pytest.FixtureRequest, infini: Runner, tmp_path: Path) -> lis
 
 
 def numbers(run: RunRecord) -> tuple[Any, ...]:
-    """What a record says, without the seconds and bytes that it took."""
+    """The numbers of a record, without the seconds and bytes of the run."""
     timed = ("seconds", "tokens_per_second", "generator_share", "peak_memory_bytes")
     cells = [{key: value for key, value in cell.items() if key not in timed} for cell in run.series.get("cells", ())]
     return run.results, run.documents, run.series | {"cells": cells}, run.data.keys(), run.cost["tokens_seen"]
@@ -90,7 +90,7 @@ def test_what_is_missing_is_measured_when_parts_are_merged(infini: Runner, words
         added.clear()
         infini("eval", *words, part)
         assert added == [], "a part that is asked again is not measured again"
-    # Of other parts, what is there already is left out.
+    # Other parts leave out entries that exist already.
     infini("eval", *words, "part=1/2")
     shares.append(list(added))
     added.clear()

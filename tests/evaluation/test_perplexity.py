@@ -310,7 +310,7 @@ def test_the_memory_of_an_identical_document_costs_exactly_nothing(options: dict
     ],
 )
 def test_foreign_by_hand(options: dict[str, Any], read: tuple[tuple[int, ...], tuple[int, ...], int | None]) -> None:
-    """Before every segment the memory is the one the donor has after equally many tokens of its own."""
+    """Before every segment, a document gets the donor's memory after equally many tokens of the donor."""
     lengths, donors, max_tokens = read
     model, books = make_model(options), Books(lengths)
     second = sorted(lengths)[-2]

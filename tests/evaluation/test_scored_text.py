@@ -1,4 +1,4 @@
-"""What perplexities are divided by: words and bytes of just the text that was scored, and what has no such number."""
+"""Divisors of perplexities: words and bytes of just the text that was scored, and texts without such a number."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AWKWARD = "Né où “fox”: 狐狸遇见了母鸡。  Ж и\r\n\r\n\tœuvre �
 
 
 def byte_level() -> TextTokenizer:
-    """As a training makes it; few of the letters of AWKWARD are one token."""
+    """A tokenizer as a training makes it; few of the letters of AWKWARD are one token."""
     return text_module._train_bpe(iter(["plain words où " * 10]), 280)
 
 
 def with_byte_tokens() -> TextTokenizer:
-    """As Llama 2's on the hub: letters that the vocabulary lacks are tokens of a byte each."""
+    """Like Llama 2's on the hub: letters that the vocabulary lacks are tokens of a byte each."""
     vocabulary = {"<s>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
     merges = [("▁", "o"), ("f", "o"), ("fo", "x")]
     for token in (*"▁abcdefghijklmnopqrstuvwxyz狐é\n", *(a + b for a, b in merges)):
@@ -40,7 +40,7 @@ def with_byte_tokens() -> TextTokenizer:
 
 
 def of_pieces() -> TextTokenizer:
-    """As T5's on the hub: letters are normalised, white space is one space, and unknown letters are one token."""
+    """Like T5's on the hub: letters are normalised, white space is one space, and unknown letters are one token."""
     pieces = [("<pad>", 0.0), ("<unk>", -9.0), ("▁fox", -2.0), ("km", -2.0), *((c, -3.0) for c in "▁abcdefnortuvé狐")]
     tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=False))
     tokenizer.normalizer = normalizers.Sequence(
@@ -51,7 +51,7 @@ def of_pieces() -> TextTokenizer:
 
 
 def bytes_of(tokenizer: TextTokenizer, ids: np.ndarray) -> bytes:
-    """What tokens stand for, by the definition of the two vocabularies whose tokens are bytes of the text."""
+    """The bytes of tokens, by the definition of the two vocabularies whose tokens are bytes of the text."""
     letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
     found = b""
     for index in ids:
@@ -83,7 +83,7 @@ def test_words_and_bytes_are_those_of_the_tokens(
     assert bytes_of(tokenizer, ids) == AWKWARD.encode()
     for count in range(len(ids) + 2):
         scored = bytes_of(tokenizer, ids[:count])
-        # Of a letter that is there in part, too, the word is there.
+        # A letter that is there only in part counts as a word, too.
         assert tokenizer.extent(AWKWARD, count) == (len(scored.decode(errors="replace").split()), len(scored))
 
 

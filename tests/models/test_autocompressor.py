@@ -120,7 +120,7 @@ def test_a_segment_that_no_call_reads_whole_is_not_cut() -> None:
 
 
 def test_segments_of_random_lengths_are_halves_of_the_time_cut_anywhere_in_the_middle_half() -> None:
-    """By the numbers that torch's generator gives: two a place of the grid, whether it is cut and where."""
+    """torch's generator decides: it draws two numbers a place of the grid, for whether it is cut and where."""
     torch.manual_seed(7)
     numbers = [torch.rand(2).tolist() for _ in range(400)]
     expected = []
@@ -135,8 +135,8 @@ def test_segments_of_random_lengths_are_halves_of_the_time_cut_anywhere_in_the_m
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_the_gradient_stops_where_it_should_in_training_with_random_lengths_too(depth: int) -> None:
-    """From the last segment's outputs: the tokens of as many segments before it get a gradient as its place in its
-    group of depth + 1, none before them. Tokens of a segment are its own."""
+    """The last segment's outputs give a gradient to the tokens of as many segments before it as its place in its
+    group of depth + 1, and to none before them. Tokens of a segment are its own."""
     for seed in range(6):
         lengths = drawn(seed, 5)
         model = make_model({**OPTIONS, "bptt_depth": depth, "accumulated": 20}).train()

@@ -169,7 +169,7 @@ def test_the_compression_is_trained_by_the_reconstruction_loss_alone(kind: str, 
     reached = {name for name, g in zip(["x", *named], grads, strict=True) if g is not None}
     assert reached == {"compress_proj.weight"}
     assert_close(grads[1 + list(named).index("compress_proj.weight")], expected, 1e-11, "gradient")
-    # And the task's loss does not train it.
+    # The task's loss does not train it.
     assert torch.autograd.grad(y.sum(), layer.compress_proj.weight, allow_unused=True) == (None,)
 
 

@@ -1,4 +1,4 @@
-"""What every registered model promises: a new model file and its YAML are held to all of it without a change here."""
+"""Promises of every registered model. A new model file and its YAML must keep all of them, without a change here."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_ragged_rows_go_on_from_where_each_stands(options: dict[str, Any]) -> No
 
 
 def test_left_padding_is_rolled_and_rolled_back(options: dict[str, Any]) -> None:
-    """From a fresh state, and in a later call on rows in the middle of a segment."""
+    """Calls start from a fresh state, or later from rows in the middle of a segment."""
     model = make_model(options)
     N = model.segment_length
     pads, T = [0, 3, N + 2], 2 * N + 3
@@ -250,7 +250,7 @@ def test_documents_in_a_stream_are_documents_apart(options: dict[str, Any], cuts
 
 
 def test_checkpointed_gradients_are_plain_gradients(options: dict[str, Any]) -> None:
-    """And fewer activations are kept for them."""
+    """Checkpointed gradients also keep fewer activations."""
     model = make_model(options).train()
     ids = random_ids(2, 2 * model.segment_length + 3)
 
@@ -343,7 +343,7 @@ def test_two_calls_share_nothing(options: dict[str, Any]) -> None:
 
 
 def test_tokens_that_write_nothing_are_not_remembered(options: dict[str, Any]) -> None:
-    """With write weight 0 on the past, a segment reads an empty memory; its gradients stay finite."""
+    """A segment after tokens of write weight 0 reads an empty memory; its gradients stay finite."""
     if "first_segment" not in options:
         pytest.skip("the model has no compressive memory")
     model = make_model(options, torch.float32)
@@ -355,7 +355,7 @@ def test_tokens_that_write_nothing_are_not_remembered(options: dict[str, Any]) -
     written = [leaf for path, leaf in leaves(first.layers) if "memory" in path and "cache" not in path]
     assert len(written) == 2 * len(first.layers) and not any(leaf.any() for leaf in written)
     if options["name"] != "infini_xl":
-        # Without a cache an empty memory reads 0 and the gate mixes it in, as first_segment="zero" does at the start.
+        # An empty memory reads 0 unless there is a cache, and the gate mixes it in, as first_segment="zero" does.
         silent = make_model({**options, "first_segment": "zero"}, torch.float32)
         assert_close(out.hidden_BTD[:, N:], silent(ids[:, N:]).hidden_BTD, TOLERANCE[torch.float32], "second segment")
     out.hidden_BTD.square().sum().backward()
@@ -363,7 +363,7 @@ def test_tokens_that_write_nothing_are_not_remembered(options: dict[str, Any]) -
 
 
 def test_first_segment_local_is_the_local_control(options: dict[str, Any]) -> None:
-    """With its weights in `local`: the same outputs inside the first segment, others after it."""
+    """`local` with the same weights has the same outputs inside the first segment, and others after it."""
     if options.get("first_segment") != "local":
         pytest.skip("only where the first segment bypasses the gate")
     model = make_model(options)
@@ -378,7 +378,7 @@ def test_first_segment_local_is_the_local_control(options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("gate_init", get_args(GateInit))
 def test_rows_of_a_table_start_from_the_same_weights(options: dict[str, Any], gate_init: str) -> None:
-    """With one seed, models that differ in nothing but the memory."""
+    """Models of one seed that differ only in the memory start from the same weights."""
     if not isinstance(options.get("gate_init"), str):
         pytest.skip("the model has no gates, or the rest of it is pretrained")
 
@@ -391,7 +391,7 @@ def test_rows_of_a_table_start_from_the_same_weights(options: dict[str, Any], ga
 
 
 def gradients(model: Any, hidden_BTD: torch.Tensor, state: Any) -> torch.Tensor:
-    """Of a random projection of outputs and state, in all parameters, as one vector in float64."""
+    """Gradients of a random projection of outputs and state in all parameters, as one vector in float64."""
     outputs = [hidden_BTD, *(leaf for _, leaf in leaves(state) if leaf.requires_grad)]
     generator = torch.Generator().manual_seed(0)
     probes = [torch.randn(x.shape, generator=generator).to(x.device, x.dtype) for x in outputs]
@@ -429,7 +429,7 @@ def test_bfloat16_is_as_near_to_float32_as_its_roundings_allow(options: dict[str
 
 
 def test_autocast_leaves_float64_as_it_is(options: dict[str, Any]) -> None:
-    """As it does in torch's own products. Outputs, state and gradients."""
+    """Outputs, state and gradients stay in float64, as they do in torch's own products."""
     model, ids = make_model(options), random_ids(2, 21)
     expected = model(ids)
     with torch.autocast("cpu", torch.bfloat16):

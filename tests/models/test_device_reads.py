@@ -45,7 +45,7 @@ each_model = pytest.mark.parametrize(
         *(pytest.param(o, id="-".join(map(str, o.values()))) for o in FURTHER),
     ],
 )
-"""With mixed layers and further options; the variants that are not usual are slow."""
+"""Models with mixed layers and further options; the variants that are not usual are slow."""
 
 
 def small(options: dict[str, Any]) -> Any:
@@ -80,7 +80,7 @@ def test_a_training_step_on_a_gpu_waits_for_nothing(options: dict[str, Any], doc
 def test_a_decoded_token_reads_nothing_but_its_id(
     options: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a segment and at its end, on a device that refuses every read."""
+    """The device refuses every read, in the middle of a segment and at its end."""
     sampled: list[torch.Tensor] = []
     monkeypatch.setattr(decoding, "sample_token", lambda logits, *_: sampled.append(logits) or 1)
     model = small(options).to("meta")
@@ -200,7 +200,7 @@ def test_counting_sees_reads() -> None:
     ids=["cpu", "to", "numpy", "tolist", "item", "asarray", "bool", "mask", "nonzero"],
 )
 def test_the_device_meta_refuses_reads(read: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a layer of a model, too: a CPU does not show the first of them."""
+    """Reads in a layer of a model are refused, too: a CPU does not show the first of them."""
     mix = InfiniAttention.mix_memory
 
     def reading(self: Any, first: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -231,7 +231,7 @@ ROWS = {
 
 
 def test_the_page_has_the_counts() -> None:
-    """Of all models; the numbers themselves change with torch and transformers, so one of them is counted again."""
+    """The page covers all models. Its numbers change with torch and transformers, so one of them is counted again."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "many_devices.md").read_text(encoding="utf-8")
     table = page.partition("| model | training step |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]

@@ -67,7 +67,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def run_all(copy: Path, lines: list[list[str]]) -> dict[str, str]:
-    """What each verb printed last."""
+    """The last line that each verb printed."""
     taken = [[word for word in words if "=" not in word] + read_by(words, words[1:]) for words in lines]
     told = run(copy, "-c", COMMANDS, json.dumps(taken)).splitlines()
     return dict(json.loads(line) for line in told)
@@ -106,7 +106,7 @@ def test_the_pages_model_is_evaluated_on_every_task(extended: Path, settings: li
     evaluated = [(run["task"], run["config"]["task"].get("knockout")) for run in made if run["verb"] == "eval"]
     assert len(evaluated) == 4
     assert set(evaluated) == {("booksum", None), ("passkey", "none"), ("passkey", "reset"), ("pg19", None)}
-    # What it does not have is not measured.
+    # The model is not measured on what it lacks.
     for each in made:
         assert not {"half_dilution", "foreign_delta", "reset_delta"} & set(each["results"])
         assert "gates" not in each["series"]

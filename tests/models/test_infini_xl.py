@@ -65,7 +65,7 @@ def test_the_layer_mixes_a_cache_and_a_memory(rule: str, groups: int, first_segm
 
 @RULES
 def test_gradients_are_those_of_the_two(rule: str) -> None:
-    """Of inputs, of every weight and of the gates: none through the cache, all through the memory."""
+    """Inputs, weights and gates get no gradient through the cache, and all of it through the memory."""
     layer = make(rule, H)
     x = torch.randn(3 * SEGMENT, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
     got, _ = layer_in_calls(layer, x, [999])

@@ -97,7 +97,7 @@ def test_the_layer_is_the_paper(groups: int, cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("cuts", [[999], [N], [3]], ids=["one-call", "segments", "cut"])
 def test_a_memory_of_everything_and_all_neighbours_is_attention_over_everything(cuts: list[int]) -> None:
-    """With the gates shut to the layer's own attention: plain attention over all tokens before the segment."""
+    """If gates shut out the layer's own attention, it is plain attention over all tokens before the segment."""
     layer = make(memory_segments=5, neighbours=999)
     with torch.no_grad():
         layer.beta.fill_(800.0)
@@ -142,7 +142,7 @@ def by_sorting(q: torch.Tensor, k: torch.Tensor, low: torch.Tensor, high: torch.
 @pytest.mark.parametrize(("block", "scores"), [(1, 1), (7, 1), (1, 96 * 9), (1024, 1)])
 @pytest.mark.parametrize("n", [1, 6, 99])
 def test_the_search_is_sorting(together: int, block: int, scores: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks of 1, 7 and 9 keys (of all 96 queries) and at once, of one segment, two and all three."""
+    """Blocks have 1, 7 and 9 keys (of all 96 queries) or all keys, of one segment, two and all three."""
     monkeypatch.setattr(search, "SEGMENTS_PER_BATCH", together)
     monkeypatch.setattr(search, "BLOCK", block)
     monkeypatch.setattr(search, "SCORES", scores)
@@ -170,7 +170,7 @@ def test_the_highest_scores_are_the_same_of_packed_integers(n: int, monkeypatch:
 
 
 def test_the_approximate_search_finds_most_of_it() -> None:
-    """In windows of its own, never twice, and with few keys all of it."""
+    """It finds keys in its own windows, never one twice, and all of them if they are few."""
     pytest.importorskip("faiss")
     q, k, low, high = asked()
     assert torch.equal(
@@ -206,7 +206,7 @@ def test_the_approximate_search_sees_only_its_own_keys() -> None:
 def test_a_model_with_the_approximate_search_is_causal_and_has_no_cuts(
     cuts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its first segments on, with more cells than a memory of training has."""
+    """This holds from the first segments on, with more cells than a memory of training has."""
     pytest.importorskip("faiss")
     monkeypatch.setattr(search, "BLOCK", 4)
     monkeypatch.setattr(search, "KEYS_PER_CELL", 3)
@@ -250,7 +250,7 @@ def test_where_fewer_keys_are_allowed_than_asked_for_there_is_none(kind: Any, mo
 
 @pytest.mark.parametrize(("kind", "at_a_time"), [("exact", 64), ("exact", 128), ("approximate", 64)])
 def test_no_search_has_all_scores_at_once(kind: Any, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4,096 keys, some at a time: the largest tensor that is made holds scores of these and what is kept."""
+    """The search takes some of 4,096 keys at a time: its largest tensor holds their scores and the best so far."""
     if kind == "approximate":
         pytest.importorskip("faiss")
     monkeypatch.setattr(search, "BLOCK", 64)

@@ -29,7 +29,7 @@ def make(positions: Any, groups: int = H, scale: Any = "d_key") -> Any:
 
 
 def position_term(layer: Any, head: int, q: torch.Tensor, distance: int) -> torch.Tensor:
-    """What a key's distance adds to the unscaled score."""
+    """The term that a key's distance adds to the unscaled score."""
     if layer.positions == "t5":
         return layer.bucket_bias.view(T5_BUCKETS, H)[bucket_of(distance), head] / layer.scale
     angles = [distance * 10000 ** (-2 * i / D) for i in range(D // 2)]
@@ -93,7 +93,7 @@ def test_the_segment_before_is_read_and_the_one_before_it_is_not(positions: str)
 
 
 def test_the_cache_follows_the_weights_where_layer_inputs_are_cached() -> None:
-    """With keys and values cached, as t5 does, another W_k between two calls does not change what was cached."""
+    """If keys and values are cached, as t5 does, another W_k between two calls does not change the cache."""
     x = torch.randn(1, 2 * SEGMENT, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for positions, follows in (("dai2019", True), ("t5", False)):
         layer = make(positions)

@@ -21,7 +21,7 @@ def inputs(groups: int, rows: int) -> list[torch.Tensor]:
 
 
 def unseen() -> torch.Tensor:
-    """Of each row and query, later keys, and of the second row the first three: all that is no longer there."""
+    """The keys that a query does not see: later ones, and in the second row the first three."""
     blocked = (relative.distances(Q, L, torch.device("cpu")) < 0).expand(X, 1, Q, L).clone()
     blocked[1, ..., :3] = True
     return blocked

@@ -27,7 +27,7 @@ def example(dtype: torch.dtype = torch.float64, ignored: str = "some") -> tuple[
 
 
 def torch_loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
-    """What torch says, from the whole matrix of logits."""
+    """torch's loss, from the whole matrix of logits."""
     logits = (hidden @ weight.T).flatten(0, 1)
     return F.cross_entropy(logits, target.flatten(), ignore_index=IGNORE, reduction=reduction)
 
@@ -71,7 +71,7 @@ def test_either_side_may_be_frozen(frozen: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_hidden_states_of_a_smaller_dtype(dtype: torch.dtype) -> None:
-    """Under autocast the hidden states come in bfloat16 and the weights in float32."""
+    """Autocast gives hidden states in bfloat16 and weights in float32."""
     hidden, weight, target = example()
     expected, _ = summed_cross_entropy(hidden, weight, target, 1000)
     theirs = torch.autograd.grad(expected, (hidden, weight))

@@ -1,4 +1,4 @@
-"""What went wrong in other implementations of Infini-attention, each a test named after where it was seen.
+"""Faults of other implementations of Infini-attention. Each test is named after the implementation that had it.
 
 The gates that hardly move (Hugging Face's failed experiment, and Adafactor's parameter scale) are tested with the
 recipes: they are a matter of optimisers.
@@ -269,7 +269,7 @@ def test_jlamprou_rotary_not_in_memory(rule: str) -> None:
 
 
 def test_jlamprou_delta_is_enabled() -> None:
-    """By the layer's option, and by a model's name alone."""
+    """The layer's option enables it, and so does a model's name alone."""
     x = inputs(1, 32)
     linear, delta = (make_layer(update_rule=rule) for rule in ("linear", "delta"))
     assert torch.equal(linear(x)[0][:, :16], delta(x)[0][:, :16])
@@ -280,7 +280,7 @@ def test_jlamprou_delta_is_enabled() -> None:
 
 
 def test_jlamprou_one_beta_per_head() -> None:
-    """Also where key-value heads are shared: one gate a query head moves that head alone."""
+    """Each gate moves only its query head, even if key-value heads are shared."""
     layer = show_heads(make_layer(12, 4, 6, n_kv_heads=2, d_value=3))
     x = inputs(1, 16)
     before, _ = layer(x)
@@ -344,7 +344,7 @@ def test_vmarinowski_normaliser_is_one_number_a_key_dimension(rule: str) -> None
     """z has the shape of a key, not of a batch of tokens, and every query is divided by its own sigma(q) z."""
     layer = show_heads(make_layer(12, 2, 4, update_rule=rule, d_value=6))
     with torch.no_grad():
-        # With the same value under every key, reading it back is exact only with the right normaliser.
+        # If every key has the same value, reading it back is exact only with the right normaliser.
         layer.v_proj.weight.zero_()
         layer.v_proj.weight[:, 0] = torch.arange(12.0) + 1
     x = inputs(3, 16)
@@ -359,7 +359,7 @@ def test_vmarinowski_normaliser_is_one_number_a_key_dimension(rule: str) -> None
 
 @INFINI
 def test_nous_padding_mask_is_respected(options: dict[str, Any]) -> None:
-    """What stands in the padding changes nothing, and a padded row gives what it gives alone."""
+    """The contents of the padding change nothing, and a padded row gives the same result as alone."""
     model = make_model(options)
     ids = random_ids(2, 21)
     mask = torch.arange(21) < torch.tensor([[21], [13]])
@@ -424,7 +424,7 @@ def test_nanotron_streaming_memory_is_carried(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{}, {"memory_decay": 100.0}], ids=["sum", "decay"])
 @RULES
 def test_a_document_that_is_not_finite_ends_at_the_reset(rule: str, options: dict[str, Any]) -> None:
-    """In one call as in two that are cut there: 0 times NaN is NaN, so a memory cannot be cleared by a product."""
+    """One call equals two that are cut there. 0 times NaN is NaN, so a product cannot clear a memory."""
     layer = make_layer(update_rule=rule, **options)
     N = layer.segment_length
     x, reset = inputs(2, 4 * N + 3), torch.zeros(2, 4 * N + 3, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""How calls fall onto the segment grid: pieces by hand, and a simulation that walks token by token."""
+"""The segment grid of calls, against pieces by hand and a simulation that walks token by token."""
 
 from __future__ import annotations
 

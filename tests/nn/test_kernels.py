@@ -1,4 +1,4 @@
-"""Which kernels attend inside segments: fused ones where the code means them, never the fallback by accident."""
+"""Kernels of attention inside segments: fused ones where the code means them, never the fallback by accident."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infini.nn.ops.cross_entropy import summed_cross_entropy
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
 FUSED_ON_GPU = {f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "cudnn", "efficient")}
 MATRICES = {"bmm", "baddbmm", "_softmax", "_safe_softmax"}
-"""What attention is made of without a fused kernel."""
+"""The operators of attention without a fused kernel."""
 SIZES = pytest.mark.parametrize(
     "sizes",
     [
@@ -74,7 +74,7 @@ def attend(
 @SIZES
 @pytest.mark.parametrize("n_queries", [300, 7, 1], ids=["whole", "unfinished", "one token"])
 def test_long_segments_take_the_fused_kernel(n_queries: int, dtype: torch.dtype, sizes: dict[str, int]) -> None:
-    """In their own dtype, whatever the sizes of keys and values, the heads that share them, and the mask."""
+    """They keep their dtype, whatever the sizes of keys and values, the heads that share them, and the mask."""
     assert attend(n_queries, 300, dtype, **sizes) == {FUSED: dtype}
     assert attend(n_queries, 300, dtype, trained=True, **sizes) == {FUSED: dtype, f"{FUSED}_backward": dtype}
 
@@ -101,7 +101,7 @@ def test_other_short_segments_take_plain_products(whole: bool, extra: int) -> No
 def test_training_in_bfloat16_has_a_kernel_of_its_own(
     amx: bool, longest: int, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the fused one's backward pass is slow: whole segments up to a length that depends on the processor. Other
+    """The fused one's backward pass is slow for whole segments up to a length that depends on the processor. Other
     queries of such segments take the fused kernel in float32."""
     monkeypatch.setattr(attention, "HAS_AMX", amx)
     half, float32 = torch.bfloat16, torch.float32

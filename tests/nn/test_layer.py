@@ -92,7 +92,7 @@ def test_an_input_gate_gives_keys_of_zeros_no_gradient(rule: str) -> None:
 
 @pytest.mark.parametrize("half", ["autocast", "weights"])
 def test_state_is_float32_beside_bfloat16(half: str) -> None:
-    """Under autocast, and with bfloat16 weights but for the gate."""
+    """This holds under autocast, and with bfloat16 weights for all but the gate."""
     layer = make_layer().float()
     x = inputs(1, 29).float()
     expected, _ = layer(x)
@@ -163,7 +163,7 @@ def test_a_hole_in_the_mask_names_row_and_column() -> None:
 
 
 def test_errors_name_the_callers_row_and_column() -> None:
-    """Also where rows were rolled for left padding, or run in groups because they stand at different slots."""
+    """This includes rows that were rolled for left padding, and rows in groups because their slots differ."""
     layer = make_layer()
     with pytest.raises(ValueError, match="row 1, column 5"):
         layer(inputs(2, 8), mask_BT=bools([[1] * 8, [0, 0, 1, 1, 0, 1, 1, 1]]))
@@ -300,7 +300,7 @@ def test_unknown_model_options_are_named() -> None:
 def test_short_segments_are_not_attended_in_bfloat16_by_the_fused_kernel(
     amx: bool, length: int, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16 the fused backward pass of short segments is several times slower on a processor."""
+    """The fused backward pass of short segments is several times slower in bfloat16 on a processor."""
     taken: list[torch.dtype] = []
     fused = attention.F.scaled_dot_product_attention
 

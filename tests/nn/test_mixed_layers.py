@@ -49,7 +49,7 @@ WITH_SUM = [
     mixed("infini_xl", "local", "delta"),
     mixed("compressive", "memorizing", "linear"),
 ]
-"""With a memory that is a sum over tokens in one layer at least."""
+"""Models with a memory that is a sum over tokens in at least one layer."""
 WITHOUT_SUM = [mixed("local", "xl"), mixed("local", "memorizing"), mixed("compressive", "local")]
 DECODERS = pytest.mark.parametrize("options", WITH_SUM, ids=variant_id)
 
@@ -107,7 +107,7 @@ def oracle_decoder(model: Any, ids_BT: torch.Tensor) -> torch.Tensor:
     "layers", [("local", "linear"), ("delta", "local"), ("linear", "local", "delta")], ids="-".join
 )
 def test_outputs_are_the_oracles(layers: tuple[str, ...], n_kv_heads: int | None) -> None:
-    """And gradients, with a key-value head of its own or shared."""
+    """Outputs and gradients are compared, with key-value heads of their own or shared."""
     model = make_model(mixed(*layers), n_kv_heads=n_kv_heads)
     ids = random_ids(2, 3 * SEGMENT + 3)
     got, expected = model(ids).hidden_BTD, oracle_decoder(model, ids)
@@ -227,7 +227,7 @@ def test_sums_are_scaled_in_every_layer_that_has_one(options: dict[str, Any], be
 
 
 def test_only_sums_are_scaled() -> None:
-    """Of a layer with a cache beside its memory, the memory; of other memories nothing."""
+    """In a layer with a cache and a memory, only the memory is scaled; other memories are not scaled."""
     model = make_model(mixed("xl", "infini_xl", "memorizing", "compressive", "linear"))
     state = model(random_ids(2, 3 * SEGMENT + 3)).state
     scaled = scale_memory(state, torch.tensor([1.0, 10.0]))
@@ -248,7 +248,7 @@ def module(options: dict[str, Any], *overrides: str, carry_state: bool = False) 
 
 
 SEGMENTS = 8
-"""Of a sequence: what follows the boundary of an extension is diluted from its second segment on."""
+"""The segments of a sequence. Those after the boundary of an extension are diluted from the second one on."""
 
 
 def batch(**more: Any) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def test_additions_go_together(options: dict[str, Any]) -> None:
 
 @DECODERS
 def test_a_history_is_a_state_of_the_decoder(options: dict[str, Any]) -> None:
-    """What has no sum is left as reading leaves it: the state fits a row of any other."""
+    """A memory that is no sum stays as reading leaves it: the state fits a row of any other."""
     model = make_model(options)
     histories = long_history.read_histories(model, random_ids(3, 3 * SEGMENT))
     made = long_history.sample_initial_states(model.init_state(6), histories, np.random.default_rng(0))

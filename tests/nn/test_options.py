@@ -161,7 +161,7 @@ def test_state_is_saved_and_loaded(rule: str, tmp_path: Path) -> None:
 
 
 def test_a_slot_that_rows_may_not_share_is_not_kept() -> None:
-    """Where rows differ, or may, it is None and the tensor is read."""
+    """It is None if rows differ or may differ, and the tensor is read."""
     layer = make_layer()
     _, state = layer(inputs(2, 21))
     assert state.clock.slot == 5 and layer(inputs(2, 11), state)[1].clock.slot == 0
@@ -186,13 +186,13 @@ COMPILED = [
 
 @pytest.mark.parametrize("rule", [pytest.param("linear", marks=pytest.mark.slow), "delta"])
 def test_the_layer_compiles_to_one_graph_in_bfloat16(rule: str) -> None:
-    """Under autocast the layer asks which products the processor has, which a graph cannot do."""
+    """Autocast makes the layer ask which products the processor has, which a graph cannot do."""
     torch._dynamo.reset()
     layer = make_layer(update_rule=rule).float()
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="eager")
     x = inputs(2, 16).float()
     with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
-        # As of a cached table of rotary positions.
+        # A cached table of rotary positions would cause this warning.
         warnings.filterwarnings("error", message="Dynamo detected")
         assert torch.equal(compiled(x)[0], layer(x)[0])
 
@@ -223,7 +223,7 @@ def test_the_layer_compiles_to_one_graph(options: dict[str, Any], n_tokens: int,
 
 @pytest.mark.parametrize("sizes", [{"segment": 2 * SEGMENT}, {"segment": SEGMENT // 2}, {"n_heads": 4}, {"d_key": 8}])
 def test_a_state_of_another_layer_is_refused(sizes: dict[str, int]) -> None:
-    """With another segment length outputs would be wrong, and nothing would say so."""
+    """Another segment length would give wrong outputs without an error."""
     layer = make_layer()
     x = torch.randn(2, 5, layer.d_model, dtype=torch.float64)
     _, state = make_layer(**sizes)(x)

@@ -118,7 +118,7 @@ def measured(layer: Any, x: torch.Tensor, y: torch.Tensor, m: torch.Tensor, z: t
 
 @functools.cache
 def truth(rule: str, first: str, name: str) -> dict[str, torch.Tensor]:
-    """What the oracle says of a case, in float64."""
+    """The oracle's numbers for a case, in float64."""
     layer, x, extras = case(rule, first, **CASES[name])
     x = x.double().requires_grad_()
     if "write_weight_BT" in extras:
@@ -188,7 +188,7 @@ def test_fast_path_is_the_oracle(name: str, rule: str, first: str, dtype: torch.
 
 
 def test_the_change_of_topic_amplifies() -> None:
-    """Without dz / z far above 1 the `topic` case would say nothing about Delta."""
+    """The `topic` case tests Delta only if dz / z is far above 1."""
     layer, x, _ = case("delta", "local", **CASES["topic"])
     s = reference.sigma(layer.k_proj(x.double())).unflatten(1, (-1, layer.segment_length)).sum(2)
     ratio = (s[:, 1:] / s.cumsum(1)[:, :-1]).amax((0, 2))
@@ -349,7 +349,7 @@ def test_sigma_is_exact(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("first", [None, torch.tensor([True, False, False]).view(1, 3, 1, 1, 1)])
 def test_gradients_of_the_normaliser_and_the_gate(first: Any) -> None:
-    """By finite differences, twice: a second derivative is what a gradient penalty asks for."""
+    """Finite differences check first and second derivatives; a gradient penalty needs the second ones."""
 
     def draw(*shape: int) -> torch.Tensor:
         return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()
@@ -395,7 +395,7 @@ def test_rotary_is_a_complex_rotation() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_memory_knows_no_positions(rule: str) -> None:
-    """With the gate wide open the output past the first segment does not know the rotary base; with it shut it does."""
+    """A wide open gate makes the output past the first segment independent of the rotary base; a shut one does not."""
     layer = make_layer(update_rule=rule)
     other = copy.deepcopy(layer)
     other.rope_base = 3.0

@@ -1,4 +1,4 @@
-"""What is recorded of a layer's projections is what its memory was read and written with."""
+"""The recorded projections of a layer are those with which its memory was read and written."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class OneLayer(nn.Module):
 
 @pytest.mark.parametrize("options", [{}, {"qk_norm": True}, {"qk_norm": True, "n_kv_heads": 1}])
 def test_keys_are_those_that_the_memory_adds_up(options: dict[str, Any]) -> None:
-    """With norms they are not what the projection returns."""
+    """If there are norms, they differ from the result of the projection."""
     torch.manual_seed(0)
     model = OneLayer(**options)
     (layer,) = model.memory_layers

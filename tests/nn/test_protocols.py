@@ -1,4 +1,4 @@
-"""What a model must have and what it may have: one place says it, and everything else asks there."""
+"""One place says which members a model must have and which it may have, and everything else asks there."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_this_projects_models_lack_nothing() -> None:
 
 
 def test_a_model_that_lacks_a_member_is_refused_when_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is trained. Of each member by itself."""
+    """The refusal comes before any training. Each member is tested by itself."""
     required = missing_members(object())
     assert set(required) >= {"prefill", "checkpoint_activations", "init_state", "receptive_field", "segment_length"}
     assert not set(required) & set(OPTIONAL)

@@ -27,7 +27,7 @@ ROUNDING = 2.0**-8
 """The largest relative error of a number rounded to bfloat16; a norm of many, rounded up to three times, errs less."""
 SLOPE = 1e-4
 ON_GRID = 4e-4
-"""Where every number that is multiplied is a bfloat16 itself: of these there are 128 between two powers of two, and
+"""The limit if every multiplied number is a bfloat16 itself: there are 128 of these between two powers of two, and
 rounding errors of products with one factor cancel in so many."""
 
 
@@ -72,7 +72,7 @@ def test_gradients_of_a_mean_loss(count: int, weights: torch.dtype, ignored: int
 
 
 BETAS = (-2.82, -0.47, 0.47, 2.82)
-"""Of which bfloat16 holds neither sigmoid(beta) nor 1 - sigmoid(beta)."""
+"""bfloat16 holds neither sigmoid(beta) nor 1 - sigmoid(beta) of any of these exactly."""
 
 
 @pytest.mark.parametrize("first", [None, torch.tensor([True, False]).view(1, 2, 1, 1, 1)], ids=["later", "first"])
@@ -113,7 +113,7 @@ def test_write_weights(rule: Any, weight: float) -> None:
 
 
 def test_scaling_before_and_weights_of_tokens_are_one_factor() -> None:
-    """What the length extension does in one call: a state begun before is multiplied, and tokens write more."""
+    """The length extension multiplies a state begun before, and makes tokens write more, in one call."""
     layer = make_layer(segment=64, d_model=32, d_key=16).float()
     x, factor = normal(1, 256, 32), torch.tensor([1.3477])
     with torch.no_grad(), torch.autocast("cpu", BF16):
@@ -158,7 +158,7 @@ def test_biases_of_positions() -> None:
 @pytest.mark.parametrize("n_kv_heads", [4, 2])
 @pytest.mark.parametrize("length", [16, 128], ids=["few", "many"])
 def test_attention_biases(length: int, n_kv_heads: int, trained: bool) -> None:
-    """Of large biases the differences count; training and evaluation read the same."""
+    """Only the differences between large biases count; training and evaluation read the same."""
     q = normal(4, length, 4, 16).to(BF16)
     k, v = (normal(4, length, n_kv_heads, 16, seed=seed).to(BF16) for seed in (1, 2))
     bias = 20 + 0.05 * normal(1, 4, length, length, seed=3)
@@ -173,7 +173,7 @@ def test_attention_biases(length: int, n_kv_heads: int, trained: bool) -> None:
     )
     score = (0.25 * wide_q @ wide_k.transpose(-1, -2) + masked.detach().double()).softmax(-1)
     theirs = (score @ wide_v).transpose(1, 2)
-    # In training few scores are plain products, which bfloat16 rounds.
+    # Few scores of training are plain products, which bfloat16 rounds.
     plain = trained and length == 16
     assert relative_error(ours, theirs) < (4 if plain else 1) * ROUNDING
 

@@ -210,7 +210,7 @@ def measure_bytes(options: dict[str, Any]) -> None:
             y_BTD.sum().backward()
             total = sum(sent["states"])
             parallel.state_after(state)
-        # Of each rank, to plan the call; and M, z and the positions of the last rank.
+        # Clocks of each rank, to plan the call; and M, z and the positions of the last rank.
         assert sum(sent["clocks"]) == 16 + 24 * B
         assert sum(sent["broadcasts"]) == 8 * B * (G * K * (V + 1) + 1)
         ways = torch.tensor([there, total - there])
@@ -357,7 +357,7 @@ def test_a_document_that_is_not_finite_ends_at_a_reset_on_any_rank() -> None:
 
 
 def test_what_a_rank_cannot_read_is_refused_before_the_others_wait(tmp_path: Path) -> None:
-    """As by the model itself; a TypeError of one rank left the others in the exchange."""
+    """The model itself refuses it, too. A TypeError of one rank left the others in the exchange."""
     model, ids = make_model(MODELS[0]), random_ids(B, 2 * SEGMENT)
     wide = model(ids).state
     with group_of_one(tmp_path):

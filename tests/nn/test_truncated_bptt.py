@@ -72,7 +72,7 @@ def outcome(
 
 
 def assert_same_outcome(model: Any, ids_BT: torch.Tensor, cuts: list[int], **extras: torch.Tensor) -> list[bool]:
-    """Which of the calls were read side by side."""
+    """Returns whether each call was read side by side."""
     calls = called(model)
     hidden, state, gradients = outcome(model, ids_BT, cuts, **extras)
     wanted_hidden, wanted_state, wanted = outcome(one_by_one(model), ids_BT, cuts, **extras)
@@ -88,8 +88,8 @@ def assert_same_outcome(model: Any, ids_BT: torch.Tensor, cuts: list[int], **ext
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("options", MODELS, ids=lambda options: options["name"])
 def test_side_by_side_is_one_by_one(options: dict[str, Any], depth: int, positions: str) -> None:
-    """In calls that end inside a group, whose gradient goes back into the call before; with rows that begin another
-    document at different segments, so that their groups do too."""
+    """Calls may end inside a group, whose gradient then goes back into the call before. Rows begin another document at
+    different segments, so that their groups do too."""
     model = make_model({**options, "bptt_depth": depth, "positions": positions})
     resets = torch.zeros(3, 17 * N, dtype=torch.bool)
     resets[1, 4 * N] = resets[2, 9 * N] = resets[2, 13 * N] = True
@@ -108,7 +108,7 @@ def test_a_document_that_ends_in_padding_before_the_next() -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("padding", [slice(8 * N - 3, 8 * N), slice(7 * N, 8 * N), slice(0, 3), slice(0, N)])
 def test_padding_of_all_rows_ends_no_segment(padding: slice, rows: int) -> None:
-    """At their ends, less than a segment and a whole one, or at their beginnings; the next call continues."""
+    """The padding is at the ends, less than a segment or a whole one, or at the beginnings; the next call continues."""
     model = make_model({**MODELS[0], "bptt_depth": 1})
     mask = torch.ones(rows, 16 * N, dtype=torch.bool)
     mask[:, padding] = False
@@ -125,7 +125,7 @@ def test_rows_that_stand_elsewhere_in_their_segments() -> None:
 
 
 def test_parts_of_a_call_that_are_computed_again() -> None:
-    """Of more than a group of segments each: recipe.checkpoint_segments."""
+    """Each part has more than a group of segments: recipe.checkpoint_segments."""
     model = make_model({**MODELS[0], "bptt_depth": 1})
     calls = called(model)
     _, state, gradients = outcome(model, random_ids(2, 12 * N), [])

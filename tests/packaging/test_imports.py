@@ -1,4 +1,4 @@
-"""What importing brings along. Which module may import which is checked by `make lint`: [tool.importlinter]."""
+"""The modules that an import loads. `make lint` checks which modules may import which: [tool.importlinter]."""
 
 import json
 import os
@@ -63,7 +63,7 @@ importlib.util.find_spec = lambda name, package=None: None if is_blocked(name) e
 
 
 def test_a_checkout_that_is_not_installed_says_so(project_root: Path) -> None:
-    # Without site, no installation is found.
+    # -S hides all installations.
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     call = [sys.executable, "-S", str(project_root / "cli.py"), "--help"]
     done = subprocess.run(call, env=clean, capture_output=True, text=True, timeout=60)

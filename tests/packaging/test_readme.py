@@ -1,4 +1,4 @@
-"""What README and docs promise works as written."""
+"""Promises of README and docs, which must hold as written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def commands_of(text: str) -> set[str]:
 
 
 def made_by_make(text: str) -> set[str]:
-    """What follows `$(BIN)/infini`, up to the end of the line or of the shell's command, anywhere in a Makefile."""
+    """The text after `$(BIN)/infini`, up to the end of the line or of the shell's command, anywhere in a Makefile."""
     lines = re.sub(r"\\\n\s*", " ", text)
     return {" ".join(found.split()) for found in re.findall(r"\$\(BIN\)/infini ([^\n;&|<>]+)", lines)}
 
@@ -89,7 +89,7 @@ def understand(command: str) -> None:
 
 
 def test_make_fills_the_tables_at_the_scale_of_a_gpu() -> None:
-    """docs/how-to/many_devices.md says so. Where the Makefile is read wrongly, none of them is found."""
+    """docs/how-to/many_devices.md says so. A wrong reading of the Makefile finds none of them."""
     words = [shlex.split(command) for command in made_by_make(MAKEFILE)]
     reports = {line[1] for line in words if line[0] == "reproduce" and "scale=gpu" in line}
     assert reports == {"report=table2_lm", "report=table3_passkey", "report=table4_booksum"}
@@ -404,7 +404,7 @@ def test_the_keys_found_in_a_million_tokens_are_those_of_their_table() -> None:
 
 
 def test_perplexities_by_training_tokens_are_those_of_their_table() -> None:
-    """And the paper's comparison, of Linear with sixteen times the tokens and the others without."""
+    """The page also has the paper's comparison of Linear with sixteen times the tokens and the others without."""
     names = {
         "Full attention (windows of 384)": "Full attention",
         "Infini-attention, Linear, memory decays (ours)": "Linear, memory decays",
@@ -532,7 +532,7 @@ def test_the_summaries_of_the_page_are_those_of_their_runs() -> None:
 
 
 def test_the_times_of_the_tables_are_those_of_their_records() -> None:
-    """Of the runs behind each published table, of their trainings, and of those that these started from."""
+    """The times are those of the runs behind each published table, of their trainings, and of the starts of these."""
     page = (ROOT / "docs" / "explanation" / "provenance.md").read_text(encoding="utf-8")
     known = {path.stem: path for path in (ROOT / "results" / "runs").glob("*.json")}
     rows, totals = [], {}
@@ -570,7 +570,7 @@ def test_targets_are_in_the_makefile() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_processes_that_make_starts_keep_their_bytecode() -> None:
-    """Without it each of them compiles all packages it imports again."""
+    """Otherwise each of them compiles all packages it imports again."""
     words = ["make", "--silent", "--eval=asked:; @echo [$$PYTHONDONTWRITEBYTECODE]", "asked"]
     surroundings = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     printed = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,7 @@
 """Every command of the README runs, in the order in which a reader could type them, with tiny models and texts.
 
-The commands are read from the page, so that a new one has to be added here. What makes a command small replaces the
-setting of the same key, or is added to it.
+The commands are read from the page, so that a new one has to be added here. The settings that make a command small
+replace the setting of the same key, or are added to it.
 """
 
 from __future__ import annotations

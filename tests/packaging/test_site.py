@@ -144,7 +144,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_texts_of_the_drawing_stay_in_their_boxes() -> None:
-    """In DejaVu Sans, which is wider than Helvetica and Arial, and which Linux takes where they are missing."""
+    """The font is DejaVu Sans, which is wider than Helvetica and Arial, and which Linux takes in their place."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
@@ -191,7 +191,7 @@ FLAGS = (
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_pages_fit_their_windows_and_tables_sort(site: Path, tmp_path: Path) -> None:
-    """In Chromium: every page in the light and in the dark, 1280 and 390 pixels wide. The probe posts what it found."""
+    """Chromium shows every page, light and dark, 1280 and 390 pixels wide. The probe posts its findings."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("no Chromium here (Debian, Ubuntu: apt-get install chromium)")

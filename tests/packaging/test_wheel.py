@@ -133,7 +133,7 @@ def test_the_wheel_and_the_sdist_hold_infini_alone(built: tuple[Path, Path]) -> 
 def test_an_installation_works_beside_modules_of_the_same_names(
     built: tuple[Path, Path], tmp_path: Path, editable: bool
 ) -> None:
-    """From another folder, with nothing but what `dependencies` declares, taken from this environment."""
+    """It runs from another folder, with only the packages of `dependencies`, taken from this environment."""
     home, elsewhere, source = tmp_path / "env", tmp_path / "elsewhere", built[1].parent / "source"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = [Requirement(text).name for text in project["dependencies"]]
@@ -177,7 +177,7 @@ def test_every_package_folder_is_declared() -> None:
 
 
 def test_the_model_of_the_demo_is_package_data(project_root: Path) -> None:
-    """Of the folder's files the wheel has those that [tool.setuptools.package-data] names."""
+    """The wheel has the folder's files that [tool.setuptools.package-data] names."""
     declared = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     patterns = declared["package-data"]["infini.demo"]
     held = {path.name for pattern in patterns for path in (project_root / "infini" / "demo").glob(pattern)}

@@ -58,7 +58,7 @@ def make(
     if weights is not None:
         return model.double().eval()
     with torch.no_grad():
-        # By name: in which order they come depends on what was put in their place.
+        # Sorted by name: the order of parameters depends on what replaced them.
         for _, parameter in sorted(model.named_parameters()):
             parameter.normal_(std=0.3)
     return model.double().eval()
@@ -76,7 +76,7 @@ def test_kinds() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("unlimiformer", ["none", "alternating"])
 def test_the_call_of_the_trainer_is_the_models_own(name: str, unlimiformer: str) -> None:
-    # With k as large as the source, Unlimiformer is the model itself.
+    # If k is as large as the source, Unlimiformer is the model itself.
     model, ids, source = make(name, unlimiformer, k=WINDOW), tokens(2, 7), tokens(2, WINDOW, 2)
     mask = torch.ones_like(source).bool()
     mask[1, 9:] = False
@@ -123,7 +123,7 @@ def test_states_at_random_are_as_many_as_asked_and_no_padding(name: str) -> None
     # The second row has six states that are not padding: these, in some order.
     assert torch.equal(seen[0][1].sum(-1).sort().values, whole[1, :6].sum(-1).sort().values)
     assert torch.allclose(calls[0][1], calls[1][1], atol=1e-12)
-    # In every other batch the best count.
+    # The best states count in every other batch.
     model(ids, source_BS=source, source_mask_BS=mask, at_random=False)
     assert seen[-1].shape == (2, 40, 16)
 
@@ -148,7 +148,7 @@ def test_token_by_token_is_the_whole_target_at_once(name: str, unlimiformer: str
 @pytest.mark.parametrize("unlimiformer", ["none", "test"])
 def test_trained_weights_are_given_what_they_were_trained_on(tmp_path: Path, name: str, unlimiformer: str) -> None:
     plain = make(name)
-    # As they will be read: in float32.
+    # The weights are saved in float32, as they will be read.
     plain.float().inner.save_pretrained(tmp_path)
     plain.double()
     model = make(name, unlimiformer, k=WINDOW, weights=str(tmp_path))
@@ -288,7 +288,7 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path, name: str) -> None:
     infini("eval", *words, "length=64,64K", "model.unlimiformer=test")
     run = infini.records("eval")[-1]
     assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [64, 64]
-    # What is kept of the longest book, which is shorter than the length.
+    # The states of the longest book, which is shorter than the length.
     longest = max(book["tokens_read"] for book in run.series["cells"][1]["books"])
     assert run.cost["state_floats"] == longest // 16 * 16 * 16
     assert run.config["model"]["unlimiformer"] == "test" and run.parent == training.run_id

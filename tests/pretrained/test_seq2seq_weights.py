@@ -33,7 +33,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 def built(name: str, weights: str | None, **options: Any) -> Any:
-    """As a training builds it."""
+    """The model as a training builds it."""
     sizes = SimpleNamespace(d_model=16, n_layers=2, n_heads=2, d_ff=24, segment_length=8)
     given = {"name": name, "weights": weights, "window": WINDOW, "unlimiformer": "none", "k": 8, "search": "exact"}
     return build_model({**given, **options}, sizes, VOCABULARY)
@@ -82,7 +82,7 @@ def test_a_test_of_long_sources_leaves_the_training_as_it_is(name: str) -> None:
     (hidden, grads), (other_hidden, other_grads) = found
     assert torch.equal(hidden, other_hidden) and grads.keys() == other_grads.keys() and len(grads) > 20
     assert all(torch.equal(grads[key], other_grads[key]) for key in grads)
-    # In an evaluation both count.
+    # Both count in an evaluation.
     model.eval()
     read = model(tokens(2, 7), source_BS=source, source_mask_BS=torch.ones_like(source)).hidden_BTD
     assert model.source_tokens(WINDOW + 9) == WINDOW + 9 and (read - hidden).abs().max() > 1e-6
@@ -123,7 +123,7 @@ def test_a_window_that_is_filled_up_beyond_its_positions_is_one_line(tmp_path: P
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_tokens_embedding_is_trained(name: str) -> None:
-    """What inputs are filled with, too: T5's vocabulary has the end of a text there."""
+    """The fill token's embedding is trained, too: T5's vocabulary has the end of a text there."""
     model = built(name, None)
     ids = torch.tensor([[0, FILL, 5]])
     model(ids, source_BS=ids, source_mask_BS=torch.ones_like(ids)).hidden_BTD.square().sum().backward()

@@ -111,7 +111,7 @@ def test_with_all_states_it_is_full_cross_attention(kind: str, k: int, masked: b
 
 @pytest.mark.parametrize("kind", ["bart", "led"])
 def test_attention_dropout_is_the_layers_own(kind: str) -> None:
-    """Of one cross-attention: the same draws leave out the same weights, and the bias of the values with them."""
+    """The same draws leave out the same weights of one cross-attention, and the bias of the values with them."""
     model = make(kind, "eager").train()
     base = model.get_decoder().layers[0].encoder_attn
     base.dropout = 0.5

@@ -46,7 +46,7 @@ def interval(cells: Sequence[dict[str, Any]], metric: str) -> tuple[float, float
 
 def test_the_interval_is_student_s_on_the_logit() -> None:
     assert interval([alike([1, 3, 2])], "rouge1") == pytest.approx(on_the_logit([1, 3, 2]))
-    # Where all metrics of a book are one number, so is the overall value.
+    # If all metrics of a book are one number, so is the overall value.
     assert interval([alike([1, 3, 2])], OVERALL) == pytest.approx(on_the_logit([1, 3, 2]))
 
 
@@ -55,7 +55,7 @@ def test_no_score_is_above_100_or_below_0() -> None:
     assert 0 < low < 1 and 99 < high < 100
 
 
-def test_of_one_book_or_of_nothing_there_is_no_interval() -> None:
+def test_one_book_or_scores_of_zero_give_no_interval() -> None:
     assert interval_over_books([alike([3])], "rouge1") is None
     assert interval_over_books([alike([0, 0, 0])], OVERALL) is None
     mean, low, high = over_books([dict.fromkeys(TYPES, 0.0)] * 3)[OVERALL]
@@ -63,7 +63,7 @@ def test_of_one_book_or_of_nothing_there_is_no_interval() -> None:
 
 
 def test_the_same_books_are_compared_in_every_seed() -> None:
-    # What one seed has more of at a book the other has less: the mean over seeds is 2 at every book.
+    # Where one seed scores more on a book, the other scores less: the mean over seeds is 2 for every book.
     opposite = [alike([1, 3, 2]), alike([3, 1, 2])]
     assert interval(opposite, "rouge1") == pytest.approx((2.0, 2.0))
     assert interval(opposite, OVERALL) == pytest.approx((2.0, 2.0))
@@ -77,7 +77,7 @@ def test_the_overall_value_is_made_of_means_over_books() -> None:
 
 
 def test_the_interval_is_about_the_mean_over_seeds() -> None:
-    """That of a first seed does not contain the mean, where the others are far from it."""
+    """The interval of the first seed does not contain the mean if the others are far from it."""
     cells = [alike([10, 10.1, 10.2]), alike([20, 20.1, 20.2]), alike([20, 20.1, 20.2])]
     low, high = interval(cells, OVERALL)
     assert low < 16.77 < high and high - low < 1

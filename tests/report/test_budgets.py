@@ -1,4 +1,4 @@
-"""How differences between models change with the number of training tokens."""
+"""Differences between models as functions of the number of training tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def selection(seeds: dict[str, tuple[int, ...]] | None = None) -> Selection:
 
 
 def test_a_change_is_the_later_difference_minus_the_earlier() -> None:
-    """By hand from the documents' losses: sums over documents and seeds, over the tokens."""
+    """The documents' losses give it by hand: sums over documents and seeds, over the tokens."""
     chosen = selection()
     found = {(growth.row, growth.other): growth for growth in growths(report(), chosen)}
     assert found.keys() == {("infini_linear", "local"), ("rmt", "local"), ("infini_linear", "rmt")}

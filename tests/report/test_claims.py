@@ -94,8 +94,8 @@ def test_a_difference_within_its_interval_is_inconclusive() -> None:
 
 
 def test_a_difference_within_the_spread_of_its_seeds_is_inconclusive() -> None:
-    """As large on every document; over seeds -0.01, -0.01 and -0.05, an error of 0.0133 that 1.33 degrees of freedom
-    (three documents of 1, 2 and 4 thousand tokens are worth 2.33) make 7.2 times as wide."""
+    """The difference is the same on every document; over seeds it is -0.01, -0.01 and -0.05, an error of 0.0133 that
+    1.33 degrees of freedom (three documents of 1, 2 and 4 thousand tokens are worth 2.33) make 7.2 times as wide."""
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.99), (3, 3.95))]
     verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
     assert verdict == "inconclusive" and "-0.0233 [-0.1192, +0.0726] nats a token" in measured
@@ -159,7 +159,7 @@ def test_a_claim_about_unequal_tokens_says_so() -> None:
 
 
 def test_tokens_are_compared_within_a_seed() -> None:
-    """What is padding differs from seed to seed where documents are short, and hardly between systems of one seed."""
+    """The share of padding differs from seed to seed if documents are short, but hardly between systems of one seed."""
     runs, trainings = [], []
     for seed in (1, 2, 3):
         for model, loss, more in (("memorizing", 4.0, 0), ("infini_linear", 3.5, 900)):
@@ -304,7 +304,7 @@ def test_a_passkey_claim_is_the_papers_row_with_a_little_slack(
 
 
 def test_a_confirmation_is_judged_by_its_own_seeds() -> None:
-    """What was changed until seeds 1 to 3 found every key is not confirmed by them."""
+    """Seeds 1 to 3 cannot confirm a method that was changed until they found every key."""
     first, others = three_seeds(accuracy=0.5, examples=300), other_seeds(160)
     found = verdicts([*first, *others])
     assert found["passkey_linear"][0] == "does not hold" and found["passkey_linear_confirmed"][0] == "holds"
@@ -414,7 +414,7 @@ def test_an_interval_of_one_seed_says_so() -> None:
 
 
 def test_a_claim_names_the_smallest_and_the_largest_number_of_prompts() -> None:
-    """And of seeds: the few prompts of the longest inputs are not those of all cells."""
+    """It names the seeds, too. The few prompts of the longest inputs are not those of all cells."""
     runs = three_seeds()
     for run in runs[1::2]:
         run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 2**20 or run.seed == 1]

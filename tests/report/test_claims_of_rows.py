@@ -99,7 +99,7 @@ def test_the_order_in_longer_segments_is_judged_by_rows_of_their_own() -> None:
     assert found["pg19_256_infini_linear_rmt"][0] == "does not hold"
     # Segments of the usual length are other rows.
     assert found["pg19_infini_linear_transformer_xl"] == ("inconclusive", "—")
-    # Where two minutes of training decide no order it says so, and runs do not change that.
+    # If two minutes of training decide no order, it says so, and runs do not change that.
     name = "arxiv_math_256_infini_linear_rmt"
     assert found[name][0] == "not testable" and "learned to copy" in found[name][1]
     measured = [replace(run, task="arxiv_math") for run in sweep({"linear_256": 3.9}, report="segment_lengths")]
@@ -109,7 +109,7 @@ def test_the_order_in_longer_segments_is_judged_by_rows_of_their_own() -> None:
 
 
 METRICS = ("rouge1", "rouge2", "rougeL")
-"""What the Overall is made of."""
+"""The parts of the Overall."""
 
 
 def summaries(

@@ -114,7 +114,7 @@ def test_the_weights_it_began_with_are_named_by_their_run() -> None:
     assert [note.partition("(Linear) ")[2] for note in notes] == ["(init_from train-other instead of null)"]
 
 
-def test_of_a_training_that_is_not_on_record_the_task_is_not_known() -> None:
+def test_the_task_of_an_unrecorded_training_is_unknown() -> None:
     evaluation = make_eval("infini_linear", 1)
     evaluation.config["task"] = {"name": "pg19", "carry_state": False}
     assert not [note for note in rendered([evaluation]).notes if "†" in note]
@@ -136,7 +136,7 @@ def test_of_a_training_that_is_not_on_record_the_task_is_not_known() -> None:
     ],
 )
 def test_every_row_is_as_it_declares_itself(name: str) -> None:
-    """What `infini reproduce` would train for a row is what is compared with: no row of its own making is marked."""
+    """A row is compared with the training that `infini reproduce` would run: no row from it is marked."""
     report = report_named(name)
     for row in [*report.models][-3:] + [*report.models][:3]:
         settings = report.settings_of(row, "laptop")
@@ -153,7 +153,7 @@ def test_a_model_that_was_trained_on_made_up_text_is_marked() -> None:
     assert "†" not in report.tables[0].cell("local", "PG19 yours").text
     (note,) = [note for note in report.notes if note.startswith("†")]
     assert note.endswith("Infini-Transformer (Linear) (trained on made-up text)")
-    # Where the text that is read is made up too, the title says so.
+    # If the evaluated text is made up, too, the title says so.
     for run in runs[:2]:
         run.data["source"] = "synthetic"
     assert "SYNTHETIC" in rendered(runs).title and not [note for note in rendered(runs).notes if "†" in note]
@@ -176,7 +176,7 @@ def test_a_rate_that_is_not_the_searchs_is_marked(rate: float, marked: bool, mon
 
 
 def test_a_training_with_other_options_steps_back_for_one_as_declared() -> None:
-    """What was tried is no rival of the row's own model of that seed; alone it fills the cell, marked."""
+    """A trial is no rival of the row's own model of that seed; without that model it fills the cell, marked."""
     usual, other = make_eval("infini_linear", 1, loss=4.0), make_eval("infini_linear", 1, loss=3.0)
     other.run_id, other.parent = "eval-other", "train-other"
     tried = make_train("infini_linear", 1)
@@ -196,7 +196,7 @@ def test_a_training_steps_back_for_none_of_another_seed() -> None:
 
 
 def test_what_steps_back_is_named_and_a_choice_of_the_users_stands() -> None:
-    """With report.aggregate=newest the newest run decides, however it was trained."""
+    """report.aggregate=newest makes the newest run decide, however it was trained."""
     usual, other = make_eval("infini_linear", 1, loss=4.0), make_eval("infini_linear", 1, loss=3.0)
     other.run_id, other.parent, other.started = "eval-other", "train-other", "2024-05-02T00:00:00+00:00"
     tried = make_train("infini_linear", 1)

@@ -180,7 +180,7 @@ def on(run: RunRecord, cpu: str, accelerator: str | None = None) -> RunRecord:
 
 
 def test_seconds_say_on_which_machines() -> None:
-    """As they were run; of steps that were timed beside each other where all rows have those, at their sizes."""
+    """Seconds are those of the runs, or, if all rows have them, of steps timed beside each other at the rows' sizes."""
     report, selection = Report.from_config(report_settings()), selected()
     for run, cpu in zip(selection.parents.values(), ("one kind", "another"), strict=True):
         on(run, cpu)
@@ -228,7 +228,7 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: 
     marks = {label: (line.get_marker(), line.get_fillstyle()) for label, line in drawn_as.items()}
     mark, other = MODELS["rmt"][1], MODELS["local"][1]
     assert marks == {"RMT": (mark, "full"), "c": (mark, "none"), "d": (mark, "left"), "b": (other, "full")}
-    # From the smallest to the largest, not in the order of the rows.
+    # The line goes from the smallest to the largest, not in the order of the rows.
     (joined,) = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert list(joined.get_xdata()) == [1, 2, 3] and list(joined.get_ydata()) == [49, 48, 47]
 
@@ -254,7 +254,7 @@ def test_small_budgets_have_names_of_their_own(tmp_path: Path, drawn_axes: list[
 
 
 def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]) -> None:
-    """By an arrow from the one to the other where both have a point, and the words below the title say so."""
+    """An arrow goes from the one to the other if both have a point, and the words below the title say so."""
     selection, report = selected(), Report.from_config(report_settings())
     points = {
         "local": costs.Point(1.0, 60.0, 60.0, 60.0, (1,), 1),
@@ -272,7 +272,7 @@ def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]
 
 
 def test_a_label_is_nearest_to_its_own_point_and_its_line_passes_no_other() -> None:
-    """Of points in a column, as rows of one budget are: a name that is beside another point would be read as its."""
+    """Rows of one budget are points in a column: a name beside another point would be read as that point's."""
     heights = {"RMT": 54.2, "Transformer-XL": 53.5, "Linear, with Transformer-XL's cache": 53.1, "Full attention": 52.2}
     heights |= {"Memorizing Transformers": 51.9, "Local attention only": 62.0, "Linear": 61.8}
     with canvas.new_figure(7.4, 4.2) as figure:
@@ -300,7 +300,7 @@ def test_a_label_is_nearest_to_its_own_point_and_its_line_passes_no_other() -> N
 
 
 def test_labels_keep_off_points_without_a_name() -> None:
-    """Of a line that has one name at its end, the other points are no less drawn."""
+    """A line may have one name at its end; its other points are drawn all the same."""
     with canvas.new_figure(7.4, 4.2) as figure:
         axes = figure.add_subplot()
         heights = [43.0, 47.6, 47.7, 48.1]
@@ -354,7 +354,7 @@ def test_the_lowest_panel_of_each_column_has_numbers(
 def test_a_row_that_differs_far_more_than_another_leaves_it_room(
     loss: float, scale: str, tmp_path: Path, drawn_axes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From five-fold on the axis is logarithmic, and the words say so."""
+    """The axis is logarithmic from a ratio of five on, and the words say so."""
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn_axes.append(figure.axes[0]) or [path])
     runs = {"far": loss, "near": 3.9, "nearer": 3.95, "alike": 4.0, "local": 4.0}
     figures.gap_by_position({row: [make_eval(row, 1, nll)] for row, nll in runs.items()}, tmp_path / "gap")
@@ -433,7 +433,7 @@ def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_a
     )
     (axes,) = drawn_axes
     marks = {(bars[0].get_marker(), bars[0].get_fillstyle(), bars[0].get_color()) for bars in axes.containers}
-    # Nor are points joined that cost the same.
+    # Points that cost the same are not joined, either.
     assert len(marks) == len(points) and not [line for line in axes.lines if len(line.get_xdata()) > 1]
 
 
@@ -550,7 +550,7 @@ def test_a_title_names_the_lowest_perplexity_and_its_significance_in_the_table()
         "significantly below 1 of the 1 rows compared with it"
     )
     assert lowest_of(selection, baseline=None).endswith("at 1,000 numbers carried")
-    # Of two documents one gains as much as the other loses.
+    # One of two documents gains as much as the other loses.
     for run in selection.runs["infini_linear"]:
         run.documents[0]["nll"] += 100
     assert "; not significantly below Local attention only (p = 0." in lowest_of(selection)
@@ -581,7 +581,7 @@ def test_a_title_has_the_p_value_of_the_table_however_many_rows_there_are() -> N
     assert lowest_of(selection).endswith(f"significantly below Local attention only (p = {cell.text})")
 
 
-def test_of_one_seed_no_title_says_significantly() -> None:
+def test_a_title_of_one_seed_does_not_say_significantly() -> None:
     selection = selected()
     one = Selection({row: runs[:1] for row, runs in selection.runs.items()}, selection.parents)
     found = lowest_of(one)
@@ -632,7 +632,7 @@ def test_a_window_of_tokens_is_no_empty_memory() -> None:
 
 
 def test_bins_of_an_evaluation_double() -> None:
-    """Of the edges of a record, 64, 96, 128 and so on, the first that is the root of 2 farther is twice as far."""
+    """The edges of a record are 64, 96, 128 and so on: the first that is the root of 2 farther is twice as far."""
     edges = np.array(position_edges(10**6))
     assert set(np.diff(edges)[3:] / edges[3:-1]) == {0.5, 1 / 3}
     bounds = edges[stats.growing_bins(edges, math.sqrt(2))]
@@ -643,7 +643,7 @@ def test_bins_of_an_evaluation_double() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # about 40 figures, and other tests beside them
 def test_published_figures_are_drawn_again_byte_for_byte(project_root: Path, tmp_path: Path) -> None:
-    """From the published records, by the libraries that drew and wrote them."""
+    """The published records and the libraries that drew and wrote the figures give the same bytes."""
     pinned = {f"{name}=={version(name)}" for name in ("matplotlib", "pillow")}
     if not pinned <= set((project_root / "constraints.txt").read_text().split()):
         pytest.skip(f"the figures were not drawn by {' and '.join(sorted(pinned))}")
@@ -656,7 +656,7 @@ def test_published_figures_are_drawn_again_byte_for_byte(project_root: Path, tmp
 
 @pytest.mark.slow
 def test_published_tables_and_claims_are_made_again_byte_for_byte(project_root: Path, tmp_path: Path) -> None:
-    """From the published records, by the code that is here."""
+    """The published records and the present code give the same bytes."""
     published = project_root / "results"
     made = renew(published, tmp_path)
     assert len(made) > 50

@@ -124,7 +124,7 @@ def test_the_sizes_that_the_paper_prints_follow_from_its_formulas() -> None:
         2_457_600,
         1_585_152,
     }
-    # What "65K" is not: 2 to the 16th.
+    # "65K" is not 2 to the 16th.
     more = 256 * 8 * 65_536 + TABLE1["transformer_xl"].floats(PAPER)
     assert f"{more / 1e6:.0f}M" == "185M"
 

@@ -62,7 +62,7 @@ def test_nothing_is_below_0_or_above_1() -> None:
 
 
 @pytest.mark.parametrize(("right", "expected"), [(0, 0.0), (3, 0.0), (50, 0.0), (0, 1.0), (49, 1.0), (50, 1.0)])
-def test_of_a_certain_outcome_nothing_else_is_possible(right: int, expected: float) -> None:
+def test_the_expected_outcome_is_no_evidence_against_itself(right: int, expected: float) -> None:
     """All right where all right is expected says nothing against it."""
     p, q = intervals.proportion_p(right, 50, expected)
     assert p == scipy_stats.binomtest(right, 50, expected, alternative="greater").pvalue
@@ -87,11 +87,11 @@ def test_more_prompts_do_not_make_seeds_alike() -> None:
     """Prompts reduce what chance adds to the variance of seeds, further seeds all of it."""
     shares, plain = [0.996, 0.968, 1.0], intervals.effective_trials([0.996, 0.968, 1.0], 150)
     assert intervals.effective_trials(shares, 150, times=1.0, n_seeds=3) == plain < 150
-    # Of the variance of the shares, 0.00030, 50 prompts explain 0.00024.
+    # 50 prompts explain 0.00024 of the variance of the shares, 0.00030.
     many = intervals.effective_trials(shares, 150, times=1e9)
     assert plain < many == pytest.approx(plain * np.var(shares, ddof=1) / (np.var(shares, ddof=1) - 0.000237), rel=1e-2)
     assert intervals.effective_trials(shares, 150, times=1e9, n_seeds=20) > 20 * many / 3
-    # Where seeds agree, prompts are all there is.
+    # If seeds agree, only prompts count.
     assert intervals.effective_trials([0.9, 0.9], 100, times=4) == 400
     assert intervals.effective_trials([0.9, 0.9], 100, times=4, n_seeds=3) == 600
 

@@ -70,7 +70,7 @@ def test_the_report_that_ships_has_rows_that_can_be_composed() -> None:
 
 
 TEMPLATE = "{% for m in messages %}<|im_end|>{{ m.role }}: {{ m.content }}{% endfor %}<|im_end|>reply: "
-"""Of the tiny base, whose special token it has twice."""
+"""The tiny base's template. It has the base's special token twice."""
 
 
 def with_template(base: Path, template: str = TEMPLATE, tokens: Sequence[str] = ("<|im_end|>",)) -> Path:

@@ -68,7 +68,7 @@ def shown(report: LongContextReport, runs: list[RunRecord], table: int = 0) -> d
 
 
 def test_lengths_that_no_row_was_asked_have_no_column() -> None:
-    """Three of seven columns were dashes. Before the first run the table shows which lengths there are."""
+    """Three of seven columns were dashes. The table shows all lengths before the first run."""
     runs = [evaluation(1, answered(1, 10), answered(1, 10, length=4096))]
     report = report_of(lengths=["1K", "2K", "4K", "8K"])
     rendered = report.render("laptop", runs)
@@ -94,13 +94,13 @@ def test_a_model_as_it_is_and_a_trained_one_are_two_rows() -> None:
         evaluation(1, answered(1, 10)),
         evaluation(2, answered(2, 10), parent="t"),
         evaluation(3, answered(3, 10), model={**MEMORY, "memory": "full"}),
-        # Of no row: another training, one whose record is missing, other settings, another task.
+        # These fill no row: another training, one whose record is missing, other settings, another task.
         make_train("llm", 1, task="continual", run_id="u", config={"model": MEMORY, "recipe": {"steps": 64}}),
         evaluation(4, answered(4, 10), parent="u"),
         evaluation(5, answered(5, 10), parent="missing"),
         evaluation(6, answered(6, 10), model={**MEMORY, "memory": "none"}),
         evaluation(7, answered(7, 10), task="passkey"),
-        # Of no row either: an addition to the memory that no row has.
+        # These have an addition to the memory that no row has.
         evaluation(8, answered(8, 10), model={**MEMORY, "memory_decay": 4, "input_gate": None}),
         evaluation(9, answered(9, 10), model={**MEMORY, "memory_decay": None, "input_gate": "sigmoid"}),
     ]
@@ -184,7 +184,7 @@ def test_two_trainings_of_one_seed_are_named_where_they_fill_one_row() -> None:
 
 @pytest.mark.parametrize(("table", "asked"), [(0, 50), (1, 20)])
 def test_seeds_of_a_trained_row_are_models_that_differ(table: int, asked: int) -> None:
-    """With the interval of the passkey claims. A model as it is has as many seeds as it was asked questions."""
+    """The interval is that of the passkey claims. An untrained model has as many seeds as it was asked questions."""
     training = make_train("llm", 1, run_id="parent", task="continual")
     training.config["recipe"]["steps"] = 32
 

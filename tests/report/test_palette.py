@@ -62,7 +62,7 @@ def test_a_model_looks_alike_in_every_figure_and_its_variants_like_it() -> None:
 
 
 def test_eighteen_variants_of_a_model_differ() -> None:
-    """As markers without lines, and as lines without markers, as training curves are drawn."""
+    """They differ as markers without lines, and as lines without markers, which training curves are."""
     variants = [look_of("rmt", number) for number in range(18)]
     assert len({(look.colour, look.fill) for look in variants}) == 18
     assert len({(look.colour, look.line) for look in variants}) == 18

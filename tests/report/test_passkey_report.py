@@ -345,7 +345,7 @@ def test_a_length_nobody_measured_is_a_dash() -> None:
     assert [cell.text for cell in row.cells[1:]] == ["100/100/100*", *["\N{EM DASH}"] * 4]
 
 
-def test_of_several_runs_of_a_cell_the_one_with_most_examples_counts() -> None:
+def test_the_run_with_most_examples_counts_for_a_cell() -> None:
     whole, later = pair(accuracy=0.5), pair(accuracy=1.0, lengths=[2**20], examples=1)
     later[1].run_id, later[1].started = "later", "2099-01-01T00:00:00Z"
     table = report().render("laptop", [], [*whole, later[1]]).tables[0]
@@ -434,7 +434,7 @@ def test_the_worst_cell_names_its_prompts_where_others_have_more() -> None:
     runs[1].series["cells"][4] |= {"token_accuracy": 0.5, "examples": 1}
     table = report().render("laptop", [], runs).tables[1]
     assert table.cell("linear/yours", "Worst cell").text.startswith("50 (1 prompt) [")
-    # Of equally bad cells, that with most prompts counts.
+    # If cells are equally bad, the one with most prompts counts.
     runs[1].series["cells"][5] |= {"token_accuracy": 0.5}
     table = report().render("laptop", [], runs).tables[1]
     assert table.cell("linear/yours", "Worst cell").text.startswith("50 [")
@@ -526,7 +526,7 @@ def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
 
 
 def test_updates_are_drawn_of_the_runs_that_the_table_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two runs of a seed the one with more examples counts, not the mean of both."""
+    """If a seed has two runs, the one with more examples counts, not the mean of both."""
     drawn: list[Any] = []
     monkeypatch.setattr(passkey_figures, "save", lambda figure, path: drawn.append(figure) or [path])
     updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")

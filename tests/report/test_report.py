@@ -1,4 +1,4 @@
-"""From records to tables: no cell without a run, no number that no record holds."""
+"""Tables from records: every cell has a run, and every number is in a record."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) ->
     assert note in rendered.short().notes
     with pytest.raises(InputError, match="two runs for seed 1: a and b"):
         report.render("laptop", [*mine, rival])
-    # On different data none of the reader's rows can be beside another.
+    # If the data differ, none of the reader's rows can be beside another.
     rival.data["revision"] = "other"
     rendered = report.render("laptop", published, [*mine, rival])
     texts = [rendered.tables[0].cell(row, "PG19 yours").text for row in ("local", "infini_linear", "rmt")]
@@ -254,13 +254,13 @@ def test_a_table_says_where_rows_have_different_seeds(report: Report) -> None:
         "PG19: not all rows have the same seeds; compare only rows with the same seeds, or look at the differences, "
         "which are paired by seed."
     )
-    # Also if the reader's runs, which come last, have the same.
+    # It stays so if the reader's runs, which come last, have the same.
     for runs, yours, said in ((equal, None, False), (equal[:-1], None, True), (equal[:-1], equal[:1], True)):
         assert (expected in report.render("laptop", runs, yours).notes) is said
 
 
 def test_rows_without_any_number_are_left_out_and_named(report: Report) -> None:
-    """Where other rows have results; without any, the table shows which rows there are."""
+    """This holds if other rows have results; otherwise the table shows all rows."""
     empty = [name for name in report.models if not report.paper.get(name)]
     assert "local" in empty
     others = [make_eval(name, 1) for name in report.models if name not in empty]
@@ -376,7 +376,7 @@ def test_a_table_of_one_seed_alone_says_what_its_p_values_are_of(report: Report)
 
 
 def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp_path: Path) -> None:
-    """As rows of another segment length have."""
+    """Rows of another segment length have one."""
     report = Report.from_config({**report_config, "baselines": {"infini_delta": "rmt"}})
     runs = [make_eval("infini_linear", 1, 3.9), make_eval("infini_delta", 1, 3.9)]
     runs += [make_eval("local", 1, 4.0), make_eval("rmt", 1, 4.2), make_eval("full", 1, 3.5)]
@@ -550,7 +550,7 @@ def test_sizes_stand_beside_the_papers(report: Report) -> None:
     }
     assert sizes.cell("infini_linear", "Memory size (comp.) paper").text == "1.6M (114x)"
     assert sizes.cell("full", "Memory size (comp.) ours").run_ids == ("eval-full-1",)
-    # Without Memorizing Transformers there is nothing to compare with, without the paper's sizes no column for them.
+    # The comparison needs Memorizing Transformers, and the column of the paper's sizes needs these sizes.
     (_, alone, *_) = report.render("laptop", [], sized("rmt", 128)).tables
     assert alone.cell("rmt", "Memory size (comp.) ours").text == "128"
     others = variants_report({"laptop": ["recipe.length_extension=100"]})
@@ -602,7 +602,7 @@ def test_rows_whose_products_are_of_another_format_are_named(report: Report) -> 
 
 
 def test_each_training_has_its_start_and_seconds(report: Report) -> None:
-    """By seed, of the training behind an evaluation; a seed without a training on record has none."""
+    """The table goes by seed, for the training behind an evaluation; a seed without a recorded training has none."""
     runs = [make_eval("infini_linear", seed) for seed in (1, 2)]
     training = make_train("infini_linear", 1, started="2024-05-01T13:30:00+02:00")
     training.cost["wall_seconds"] = 1234.4

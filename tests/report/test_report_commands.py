@@ -341,7 +341,7 @@ def test_rivals_of_one_report_stop_no_figure_of_another(
     assert figure.run(cfg, ["report.aggregate=newest"]) == 0
     printed = capsys.readouterr()
     assert "table2_lm_laptop_gates" in printed.out and not printed.err
-    # Of the report that is named it is an error, as in its table.
+    # For a named report it is an error, as in its table.
     with pytest.raises(InputError, match="two runs for seed 1"):
         figure.run(cfg, ["report=table2_lm"])
 
@@ -410,7 +410,7 @@ def test_publish_renews_the_published_tables_of_other_reports_that_show_the_run(
     cfg.report = table2
     publish.run(cfg, [], ["eval-infini_linear-1"])
     assert "eval-infini_linear-1" in gates.read_text()
-    # Of what is not published no table is made, and what shows no run of these stays.
+    # Unpublished runs give no table, and tables that show none of these runs stay.
     made = {path.stem for path in (published / "tables").glob("*.md")}
     assert made == {"lm_gates_laptop", "table2_lm_laptop", "rmt_sweep_laptop"}
     assert others.read_text() == "of runs that are not these\n"

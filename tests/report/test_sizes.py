@@ -1,4 +1,4 @@
-"""What a model carries from segment to segment, counted as in the paper's Table 2."""
+"""Sizes of what a model carries from segment to segment, counted as in the paper's Table 2."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_long_books_count_for_more_than_one_of_many() -> None:
 
 @pytest.mark.parametrize(("tokens", "bins"), [((40.0, 40.0), 5), ((1.0, 40.0), 4)], ids=["two books", "hardly two"])
 def test_a_position_that_one_document_fills_is_left_out(tokens: tuple[float, float], bins: int) -> None:
-    """With 40 tokens in 41 of one book, the interval over books would be hundreds of times as wide as the others."""
+    """If one book had 40 tokens in 41, the interval over books would be hundreds of times as wide as the others."""
     runs = [make_eval("full", 1, 3.9), make_eval("local", 1, 4.0)]
     for run, loss in zip(runs, (3.9, 4.0), strict=True):
         for kind, factor in (("tokens", 1.0), ("nll", loss)):

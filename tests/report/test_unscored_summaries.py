@@ -42,7 +42,7 @@ def write_all(folder: Path, books: list[tuple[str, list[str]]]) -> str:
 def test_a_summary_is_compared_with_what_has_words() -> None:
     assert scorable([CHINESE, ENGLISH, "…", "Привет"]) == [ENGLISH]
     assert rouge(ENGLISH, [CHINESE, ENGLISH]) == pytest.approx(dict.fromkeys(TYPES, 100.0))
-    # What says nothing in the reference's words is as bad as can be: a score.
+    # A summary without any of the reference's words has the lowest score, not none.
     assert rouge(CHINESE, [ENGLISH]) == rouge("", [ENGLISH]) == dict.fromkeys(TYPES, 0.0)
     with pytest.raises(ValueError, match="references with words"):
         rouge(ENGLISH, [CHINESE])

@@ -43,7 +43,7 @@ def test_a_variant_is_known_by_its_settings_and_fills_no_usual_cell(report: Repo
     assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1], "other": [2]}
     found = select_runs(report, "laptop", [usual, other, *parents])
     assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
-    # What is trained as another report's variant is none of this one's, whatever else it has in common with it.
+    # A training of another report's variant is none of this one's, whatever else they share.
     parents[1].config["variant"] = "longer"
     found = select_runs(others, "laptop", [usual, other, *parents])
     assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
@@ -153,7 +153,7 @@ def test_a_row_with_a_small_rate_shows_its_own_runs() -> None:
     parent.config = run.config = asdict(compose(["task=pg19", "model=infini_linear", *settings]))
     selection = select_runs(others, "laptop", [run, parent])
     assert selection.runs == {"other": [run]}
-    # Nor is it marked for the shorter warm-up that a shorter training has.
+    # It is not marked for the shorter warm-up of a shorter training, either.
     assert not selection.mismatches
 
 

@@ -1,4 +1,4 @@
-"""How claims are judged from their measurements alone."""
+"""Verdicts on claims, from their measurements alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_claim_that_is_declared_untestable_stays_so_whatever_runs_there_are() 
 
 
 def test_every_part_must_be_right_and_each_may_be_wrong() -> None:
-    """Of several parts the one on the wrong side was looked for among all of them."""
+    """A part on the wrong side was once looked for among all parts."""
     right, wrong = (1e-9, 1 - 1e-9), (1 - 1e-9, 0.01)
     found = [judge([(claim("a"), Measured("m", parts=parts))])[0] for parts in ((right, wrong), (right, right, wrong))]
     assert [(each.verdict, each.measured) for each in found] == [

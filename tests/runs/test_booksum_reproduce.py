@@ -1,4 +1,4 @@
-"""Which runs the table of summaries takes, which of them are known again, and what is still to be run."""
+"""Runs that the table of summaries takes, those of them that it reuses, and those that are still missing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_weights_of_others_are_the_papers_scale(table4: SummaryReport) -> None:
     assert not select_runs(table4, "paper", runs).runs
 
 
-def test_of_a_book_the_length_says_how_much_is_read(infini: Runner, words: list[str]) -> None:
+def test_the_length_sets_how_much_of_a_book_is_read(infini: Runner, words: list[str]) -> None:
     message = infini.error("eval", *words, "scale.eval_max_tokens=100")
     tasks = "task=arxiv_math or task=continual or task=pg19"
     assert message == f"scale.eval_max_tokens=100: task=booksum does not read it; add {tasks}"
@@ -104,9 +104,7 @@ def test_an_evaluation_looks_at_its_source_as_trained_or_tests_the_whole(infini:
         assert run.config["model"]["unlimiformer"] == ("none" if asked == "none" else "alternating")
 
 
-def test_of_several_models_the_newest_with_the_options_asked_for_is_taken(
-    infini: Runner, words: list[str], tmp_path: Path
-) -> None:
+def test_the_newest_model_with_the_requested_options_is_taken(infini: Runner, words: list[str], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     words = [*words, *SMALL, "recipe.segments_per_sequence=8"]
     infini("train", *words, "model=bart")
@@ -154,13 +152,13 @@ def test_train_evaluate_and_reproduce_make_one_run_for_a_cell(infini: Runner, wo
     words = [text for text in words if text != "task=booksum"]
     out = infini("reproduce", *words, "report=table4_booksum", "report.run=infini_linear")
     overall = made[-1].results["overall"]["value"]
-    # Where every book has 0 there is no interval.
+    # If every book has 0, there is no interval.
     assert infini.records() == made and f"{overall:.1f}{' [' if overall else ''}" in out
     # The figure's validation books are asked of the same model.
     figure = [*words, "report=booksum_lengths", "report.input_lengths=[64,128]", "report.run=infini_linear"]
     infini("reproduce", *figure)
     assert [run.verb for run in infini.records()] == ["train", "eval", "eval"]
-    # Of lengths those are asked that are missing.
+    # Only missing lengths are asked.
     figure[-2] = "report.input_lengths=[64,1K,128]"
     infini("reproduce", *figure)
     *_, last = infini.records()

@@ -284,7 +284,7 @@ def test_a_task_that_asks_any_model_says_where_it_was_trained_on_another(with_mo
 
 @pytest.fixture
 def of_hub(infini: Runner, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    """Without a folder; a hub on which every data set has the texts of `corpus`, and rows named after the data set."""
+    """No data folder, and a hub whose data sets all have the texts of `corpus`, in rows named after the data set."""
 
     def load_dataset(hub_id: str, split: str, streaming: bool) -> Any:
         paths = sorted((corpus / split).iterdir())
@@ -441,7 +441,7 @@ def test_init_from_starts_with_those_weights(with_model: Runner) -> None:
 
 
 def test_a_record_names_the_run_that_a_training_started_from(with_model: Runner, tmp_path: Path) -> None:
-    """By the checkpoint itself, whose folder may have any name."""
+    """The checkpoint itself names it; its folder may have any name."""
     (run,) = with_model.records()
     shutil.copytree(with_model.checkpoint(run), tmp_path / "best")
     for start in (run.run_id, str(with_model.checkpoint(run)), str(tmp_path / "best")):
@@ -477,7 +477,7 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
     floats = {name: entry["state_floats"] for name, entry in steps.items()}
     assert floats["local"] == 0 and floats["infini_linear"] == 2 * 8 * 9
     assert all(entry["parameters"] > 0 for entry in steps.values())
-    # On the processor itself, in its own format.
+    # The products run on the processor, in its own format.
     assert set(run.series["agreement"]) == set(trained)
     assert all(error < 0.05 for error in run.series["agreement"].values())
     # Four matrices of 16 x 16 and two of 16 x 32; with the output's (4,096 tokens) thrice in a training step.
@@ -545,7 +545,7 @@ def test_longer_training_sequences_are_measured_and_drawn(infini: Runner, monkey
 
 
 def test_an_evaluation_has_the_tokenizer_of_its_checkpoint(infini: Runner) -> None:
-    """And says so, whatever the scale's own vocabulary is."""
+    """The evaluation also says so, whatever the scale's own vocabulary is."""
     infini("train", "scale.vocab_size=290")
     infini.settings = [word for word in infini.settings if not word.startswith("scale.vocab_size")]
     infini("eval")

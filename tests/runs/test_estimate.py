@@ -85,7 +85,7 @@ def trained(*words: str, seconds: float) -> records.RunRecord:
     ],
 )
 def test_a_time_is_that_of_a_model_with_these_options(words: tuple[str, ...]) -> None:
-    """Without such a run nothing is said, however fast the model is without the option."""
+    """If there is no such run, there is no estimate, however fast the model is without the option."""
     *usual, option = words
     known = [trained(*usual, seconds=1), trained(*words, seconds=20)]
     seconds = [
@@ -167,7 +167,7 @@ def test_what_is_evaluated_only_in_part_is_said(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_speed_is_measured_as_it_was_published() -> None:
-    """Of one thread, whatever this process uses, and of a prompt that no table asks for."""
+    """The speed is that of one thread, whatever this process uses, and of a prompt that no table asks for."""
     assert REFERENCE.environment["threads"] == 1 and REFERENCE.config["task"]["examples"] == 1
     assert len(REFERENCE.series["cells"]) == 1 and REFERENCE.series["cells"][0]["token_accuracy"] == 1
     before = torch.get_num_threads()

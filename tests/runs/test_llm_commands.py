@@ -71,7 +71,7 @@ def tiny_smollm2(llm: Llm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
                 text = f"{task} has number {number}, and {split} as well. " * 120
                 (corpora / task / split / f"{number}.txt").write_text(text, encoding="utf-8")
     monkeypatch.setenv("INFINI_DATA_DIR", str(corpora))
-    # Where all look it up, so that the package with the real one need not be installed.
+    # All code looks the base up here, so that the package with the real one need not be installed.
     monkeypatch.setattr("infini.pretrained.base_names._smollm2", lambda where: Path(llm.base))
     monkeypatch.setattr(bases.Base, "describe", lambda self: {"name": "tiny", "family": "llama"})
     base_model.cache_clear()
@@ -89,7 +89,7 @@ def perplexities(llm: Llm) -> list[float]:
     return [run.results["perplexity"]["value"] for run in llm.infini.records("eval")]
 
 
-# Without a training.
+# Tests that need no training.
 
 
 def test_the_base_is_evaluated_without_a_training(llm: Llm, base: Path) -> None:
@@ -134,7 +134,7 @@ def test_shut_gates_are_the_control(llm: Llm) -> None:
 
 
 def test_pass_keys(llm: Llm) -> None:
-    """With the base's tokenizer; prompts share what they share, and the answers are those of each prompt alone."""
+    """The tokenizer is the base's. Prompts share their common tokens; the answers are those of each prompt alone."""
     asked = ["task=passkey", "task.examples=2", "length=[1K,2K]", "depth=[start,0.5]", "dims.segment_length=64"]
     llm("eval", *asked)
     (run,) = llm.infini.records()
@@ -179,7 +179,7 @@ def test_training_and_its_evaluation(llm: Llm, train: str) -> None:
     (first,) = llm.infini.records("eval")
     assert first.parent == trained.run_id and first.environment["base"]["memory"] == "trained"
     if train == "all":
-        # Both ways are told from others by the same comparison.
+        # The same comparison distinguishes both ways from others.
         return
     llm("eval", *SHORT, f"model.train={train}", "model.update_rule=linear")
     assert llm.infini.records("eval")[1].parent is None
@@ -233,7 +233,7 @@ OWN: dict[str, Any] = {
 
 
 def test_an_injected_folder_is_a_base(llm: Llm, tmp_path: Path) -> None:
-    """With the settings that it was injected with."""
+    """The base keeps the settings that it was injected with."""
     model = inject(LlamaForCausalLM.from_pretrained(llm.base), N, "linear", gate_init=-1.0)
     for file in llm.base.glob("tokenizer*"):
         shutil.copy(file, tmp_path / file.name)
@@ -408,7 +408,7 @@ def test_prompts_are_asked_of_the_base_and_after_continual_pre_training(tiny_smo
         assert table.count("yours") == 3
 
 
-# What a user can get wrong.
+# Mistakes of a user.
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_one_line_for_a_mistake(llm: Llm, words: list[str], said: str) -> None:
 
 @pytest.mark.parametrize("train", ["all", "gates_and_norms"])
 def test_weights_whose_steps_would_be_rounded_away_are_not_trained(llm: Llm, train: str) -> None:
-    """At a rate of 1e-4, 7 in 10 of a matrix in bfloat16 and all norms would stay as they are."""
+    """At a rate of 1e-4, bfloat16 would leave 7 in 10 entries of a matrix and all norms unchanged."""
     said = llm.error("train", f"model.train={train}", "model.dtype=bfloat16")
     assert said.startswith(f"model.dtype='bfloat16': its rounding removes most steps of model.train={train}; set ")
     assert not llm.infini.records()
@@ -510,7 +510,7 @@ def test_an_inject_that_is_stopped_leaves_nothing(
             patch.setattr(last, "save_pretrained", stopped)
             assert cli.main(words) == code
         assert out.exists() is there and [path for path in out.parent.rglob("*") if path != out] == []
-    # What a killed process left does not count either.
+    # Files that a killed process left do not count either.
     (out if there else out.parent).joinpath(f"{SCRATCH_PREFIX}killed").mkdir()
     assert cli.main(words) == 0
     assert AutoTokenizer.from_pretrained(out) and AutoModelForCausalLM.from_pretrained(out)
@@ -531,7 +531,7 @@ def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureF
     }
     assert "| training | none since the memory was put in |\n" in (out / "README.md").read_text(encoding="utf-8")
     found = AutoModelForCausalLM.from_pretrained(out).eval()
-    # Which a training of it would not undo, so that its config does not say it.
+    # A later training would not undo the merge, so the config omits it.
     assert "| training | not recorded |\n" in model_card(found)
     made = inject(
         LlamaForCausalLM.from_pretrained(llm.base),

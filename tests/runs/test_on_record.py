@@ -1,4 +1,4 @@
-"""Which evaluations on record fill a cell of a reproduction: those that asked the same of the same model."""
+"""Recorded evaluations that fill a cell of a reproduction: those that asked the same of the same model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rows_of(report: str) -> Any:
     ("other", "found"),
     [
         ("seed=1", True),
-        # How fast it is read.
+        # This changes only the speed of reading.
         ("task.rows_per_call=1", True),
         # It has an effect through the model's positions alone.
         ("task.positions=t5", True),
@@ -100,7 +100,7 @@ def test_an_option_that_did_not_exist_yet_equals_one_that_is_off(tmp_path: Path)
     assert reproduce.evaluations(cfg, words, training, "test") == []
 
 
-def test_of_an_untrained_model_too(tmp_path: Path) -> None:
+def test_evaluations_of_an_untrained_model_are_found(tmp_path: Path) -> None:
     words = ["task=long_context", "model=llm", "length=[1K]", "dims.segment_length=512", f"results_dir={tmp_path}"]
     cfg = compose(words)
     cells = [{"subtask": name, "length": 1024, "examples": 100} for name in cfg.task.subtasks]  # type: ignore[attr-defined]

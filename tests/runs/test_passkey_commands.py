@@ -42,7 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def infini(capfd: pytest.CaptureFixture[str], verb: str, *words: str, code: int = 0) -> tuple[str, str]:
-    """What a command prints, on both streams. Settings go to verbs that read them; the others refuse them."""
+    """The output of a command, on both streams. Settings go to verbs that read them; the others refuse them."""
     capfd.readouterr()
     returned = cli.main([verb, *read_by([verb, *words], words)])
     out, err = capfd.readouterr()

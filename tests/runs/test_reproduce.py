@@ -133,7 +133,7 @@ def test_an_experiment_fills_its_own_rows_and_no_other_tables(infini: Runner) ->
 
 
 @pytest.mark.parametrize("dirty", [True, False, None])
-def test_who_has_uncommitted_changes_hears_it_before_the_night(
+def test_uncommitted_changes_are_reported_before_the_runs(
     monkeypatch: pytest.MonkeyPatch, infini: Runner, dirty: bool | None
 ) -> None:
     monkeypatch.setattr(records, "git_state", lambda root: ("0" * 40, dirty))

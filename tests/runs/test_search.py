@@ -106,7 +106,7 @@ def published(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
-    """What was trained: (model, rate). RMT's loss falls up to a rate of 0.04, that of the others up to 0.01."""
+    """The trainings so far: (model, rate). RMT's loss falls up to a rate of 0.04, that of the others up to 0.01."""
     done: list[tuple[str, float]] = []
 
     def train(cfg: Any, overrides: list[str]) -> RunRecord:
@@ -121,7 +121,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         return made
 
     monkeypatch.setattr("infini.runs.train.train", train)
-    # Without texts: what was trained before was trained on those of today.
+    # There are no texts, so earlier trainings count as trained on today's.
     monkeypatch.setattr(search, "newest_on_the_data", lambda cfg, runs, split: next(reversed(runs), None))
     return done
 
@@ -199,7 +199,7 @@ def test_a_grid_that_may_not_grow_says_so(
     assert len(trained) == 6
     assert "pg19, rmt: the best of 3 rates is still at the edge: no file for conf/tuned" in capfd.readouterr().err
     assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["pg19_laptop_local_muon.yaml"]
-    # What an earlier search wrote is no longer the best of this one.
+    # An earlier search's file no longer has the best of this one.
     stale = tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml"
     stale.write_text("optimizer:\n  lr: 0.01\n")
     assert main(["reproduce", *WORDS, "report.most=3", f"results_dir={tmp_path}"]) == 0
@@ -242,7 +242,7 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
     text = (tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml").read_text()
     assert yaml.safe_load(text) == {"optimizer": {"lr": 0.02}} and "# 0.04: the loss is not finite (" in text
-    # What went wrong is known to the table, and to a search that is started again.
+    # The table knows the failure, and so does a search that is started again.
     assert main(["table", *WORDS, f"results_dir={tmp_path}"]) == 0
     assert "failed" in capfd.readouterr().out
     done = len(trained)
@@ -253,7 +253,7 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     said = " ".join(capfd.readouterr().err.split())
     assert len(trained) == done and "optimizer.lr=0.04: the loss is not finite; try a lower optimizer.lr. " in said
     assert f"To rerun with this rate, remove {path}" in said
-    # Without its record it is tried again.
+    # If its record is removed, it is tried again.
     path.unlink()
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
     assert ("rmt", 0.04) in trained[done:]
@@ -328,7 +328,7 @@ def test_a_tuned_rate_is_of_one_optimizer(project_root: Path, tmp_path: Path) ->
     code += "for w in sys.argv[1:]: print(compose(w.split()).optimizer.lr)"
     words = ["model=rmt", "model=local", "model=rmt optimizer=adamw", "model=rmt optimizer.lr=0.5"]
     call = [sys.executable, "-c", code, *words]
-    # From there, because the folder one is in comes before all others.
+    # It starts there, because the working folder comes before all others.
     environment = environment_of(tmp_path)
     found = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["0.2", "0.01", "0.004", "0.5"]

@@ -15,7 +15,7 @@ BOOK = "The dog ran to the sea.\n\nIt came back with a fish; nobody knew whose."
 
 @pytest.fixture
 def summarizer(infini: Runner, tmp_path: Path) -> Runner:
-    """With a trained model."""
+    """A Runner with a trained model."""
     infini("train", "task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}")
     return infini
 

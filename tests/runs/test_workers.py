@@ -66,7 +66,7 @@ def made(results: Path) -> list[tuple[str, str, int]]:
 def test_four_processes_share_the_runs_of_a_table_and_take_over_those_of_two_that_were_killed(
     corpus: Path, tmp_path: Path
 ) -> None:
-    # As many trainings as processes: those that are killed have one each.
+    # There are as many trainings as processes: each killed one has its own.
     words = command(corpus, tmp_path / "results", "seed=1,2")
     *killed, first, second = at_once(tmp_path, *[words] * 4, killed=2)
     assert [code for code, _ in killed] == [-signal.SIGKILL] * 2, killed
@@ -85,7 +85,7 @@ def test_two_processes_share_the_runs_of_two_seeds(corpus: Path, tmp_path: Path)
     assert all("trained 2" in said for _, said in outputs), "each trains a part"
 
 
-def test_who_waits_says_so_in_one_line(
+def test_a_waiting_process_says_so_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Jobs a and c are another's; c is done first."""
@@ -214,7 +214,7 @@ def test_a_plan_lists_what_is_missing_and_starts_nothing(
     before = infini.records()
     infini("reproduce", *plan)
     lines = infini.out.splitlines()
-    # Of `local` no evaluation is on record.
+    # `local` has no recorded evaluation.
     assert lines[0] == f"  1      unknown  eval pg19, local, seed 1 ({cells[1][2]})"
     assert len(lines) == 7 and re.match(r"  3 +\d+ s  eval pg19, infini_linear, seed 2, after 2", lines[2])
     assert lines[-2] == "2 trainings and 3 evaluations to run; 1 cell filled"

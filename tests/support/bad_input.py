@@ -1,4 +1,4 @@
-"""What infini answers to bad input, case by case.
+"""Answers of infini to bad input, case by case.
 
 `python tests/support/bad_input.py` writes docs/reference/bad_input.md.
 """

@@ -37,7 +37,7 @@ LLM_STOCK_LAYERS: list[dict[str, Any]] = [
 
 def counted() -> list[dict[str, Any]]:
     """The options of all models whose calls are counted."""
-    # What a first segment reads instead of its memory is a matter of values alone.
+    # The options of the first segment change values alone.
     made = [options for options in variants() if options.get("first_segment") != "zero"]
     usual = [options for options in made if options["name"] == "llm"][:1]
     return made + [{**options, **changes} for options in usual for changes in LLM_STOCK_LAYERS]

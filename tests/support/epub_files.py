@@ -25,7 +25,7 @@ def archive_of(path: Path, files: dict[str, str | bytes]) -> Path:
 
 
 def package(items: dict[str, str], spine: list[str], container: str = CONTAINER) -> dict[str, str | bytes]:
-    """What an EPUB has besides its pages. items: href -> media type; spine: hrefs."""
+    """The files of an EPUB besides its pages. items: href -> media type; spine: hrefs."""
     manifest = "".join(f'<item id="i{href}" href="{href}" media-type="{kind}"/>' for href, kind in items.items())
     order = "".join(f'<itemref idref="i{href}"/>' for href in spine)
     made = PACKAGE.format(items=manifest, spine=order)

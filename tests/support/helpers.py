@@ -1,4 +1,4 @@
-"""What several test files need: errors, tiny models, and the oracle run through a layer's own weights."""
+"""Helpers of several test files: errors, tiny models, and the oracle run through a layer's own weights."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _variants() -> list[dict[str, Any]]:
     for name, (config, _) in sorted(registered("language_model").items()):
         options = {**yaml.safe_load((conf / f"{name}.yaml").read_text()), "name": name}
         hints = typing.get_type_hints(config)
-        # What follows the recipe is small here.
+        # Options that follow the recipe are small here.
         options |= {key: 2 for key, value in options.items() if str(value).startswith("${")}
         made = [options]
         if name == "llm":

@@ -1,5 +1,5 @@
-"""What happens to jobs that a launcher has started, in processes of their own: they take the place of those of
-`infini.cli.sweep`, and find this module by PYTHONPATH."""
+"""Functions that jobs of a launcher run in processes of their own. They replace those of `infini.cli.sweep`; the jobs
+find this module by PYTHONPATH."""
 
 from __future__ import annotations
 

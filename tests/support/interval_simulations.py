@@ -1,5 +1,5 @@
-"""How often intervals contain the true value, by simulation; `python tests/support/interval_simulations.py`
-prints the table of results/LOG.md.
+"""Simulates how often intervals contain the true value; `python tests/support/interval_simulations.py` prints the table
+of results/LOG.md.
 
 Every case draws data with a known true value, makes the interval as the product does, and counts. Beside it stands what
 the product had before: the percentile bootstrap, and 2.5 times the larger of two one-way standard errors.
@@ -31,7 +31,7 @@ Draw = Callable[[np.random.Generator], tuple[Interval, Interval | None]]
 
 @dataclass(frozen=True)
 class Case:
-    """What is estimated, from what, and its true value."""
+    """An estimate, its data, and its true value."""
 
     method: str
     data: str
@@ -151,11 +151,11 @@ CASES = [
 ]
 
 LIMITS = [failing_case(0.2, 0.5, n_seeds) for n_seeds in (3, 5)]
-"""What no interval over a few seeds covers: a failure that most of them do not show."""
+"""Cases that no interval over a few seeds covers: a failure that most seeds do not show."""
 
 
 def covered(case: Case, repetitions: int, rng: np.random.Generator) -> tuple[float, float | None]:
-    """How often the interval of the product contains the true value, and how often that before it."""
+    """The share of repetitions in which the interval of the product contains the true value, and the one before it."""
     ours = before = 0
     known = False
     for _ in range(repetitions):

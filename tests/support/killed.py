@@ -4,7 +4,7 @@ A server imports everything once and forks a process for each line of JSON that 
 {"moment", "when", "words", "environment", "folder", "output"}. It answers with the process's exit code. A line may also
 have a list of these: the processes run at once, and the answer is a list.
 moment "after seconds": `when` seconds since its first step; the process says in its output where it was.
-Else `when` is the occurrence, counted from 1, of one of the moments below.
+Otherwise `when` is the occurrence, counted from 1, of one of the moments below.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def serve() -> int:
 
 
 def run(asked: dict[str, Any]) -> int:
-    """What was asked for, in this process."""
+    """Run the request in this process."""
     from infini.cli import main as cli
 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

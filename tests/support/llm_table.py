@@ -1,4 +1,4 @@
-"""What is tested of injected language models, by family. `python tests/support/llm_table.py` writes it to
+"""Tests of injected language models, by family. `python tests/support/llm_table.py` writes them to
 docs/reference/llm_families.md.
 
 A cell or a line names a test, and `tests/pretrained/llm/test_llm_table.py` checks that all of them exist.
@@ -85,7 +85,7 @@ FAULTS = {
         ),
     },
 }
-"""Where it was seen -> the fault -> its test in OF_FAULTS, without test_."""
+"""The implementation that had a fault -> the fault -> its test in OF_FAULTS, without test_."""
 
 
 def named_by_family() -> set[str]:

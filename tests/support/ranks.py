@@ -36,7 +36,7 @@ def _start(rank: int, worlds: Sequence[int], folder: Path, work: Callable[[], No
         try:
             work()
         except Exception:
-            # What is raised in the parent may be another rank's lost connection.
+            # The parent may raise another rank's lost connection instead.
             print(f"Rank {rank} of {n_ranks}:", file=sys.stderr)
             traceback.print_exc()
             raise

@@ -199,7 +199,7 @@ def no_larger_files(most_bytes: int, verb: str = "train") -> Try:
 
 
 SECOND = {"train": ("seed=2",)}
-"""What makes a run another than the one that is there already."""
+"""Settings that make a second run differ from the first."""
 
 
 def full_disk(call: str, number: int, verb: str = "train") -> Try:
@@ -221,7 +221,7 @@ def full_disk(call: str, number: int, verb: str = "train") -> Try:
 
 
 def full_for(name: str, patch: pytest.MonkeyPatch) -> None:
-    """From now on there is no space left for what is written to files with `name` in their path."""
+    """Leave no space, from now on, for writes to files with `name` in their path."""
     real = open
 
     def opening(file: Any, mode: str = "r", *given: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ N = 8
 """Segment length of the tests."""
 VOCABULARY = 61
 GATE = -0.5
-"""Where both sides are heard."""
+"""A gate that weighs both local attention and the memory."""
 
 ADDITIONS: dict[str, Any] = {"window": "previous", "sinks": 2, "memory_decay": 4, "input_gate": "sigmoid"}
 """All additions to the paper."""
@@ -198,7 +198,7 @@ def padded(
 
 @torch.no_grad()
 def logits(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Of one forward pass without a cache."""
+    """Logits of one forward pass without a cache."""
     return model(ids, use_cache=False, **options).logits  # type: ignore[no-any-return]
 
 
@@ -211,7 +211,7 @@ def logits_in_calls(model: Any, ids: torch.Tensor, calls: list[int], cache: Any 
 
 
 def greedy(model: Any, ids: torch.Tensor, new: int, **options: Any) -> torch.Tensor:
-    """What stock generate() draws, the prompt included; without a mask nothing is padding, the pad token neither."""
+    """The tokens of stock generate(), with the prompt; without a mask nothing is padding, not even the pad token."""
     if "past_key_values" not in options:
         options.setdefault("attention_mask", torch.ones_like(ids))
     return model.generate(ids, max_new_tokens=new, do_sample=False, **options)  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ def test_where_the_system_has_no_resettable_peak_the_other_one_is_taken(monkeypa
 @RESETS
 @pytest.mark.parametrize("verb", ["train", "eval"])
 def test_the_peak_of_a_run_is_not_that_of_the_process(with_model: Runner, verb: str) -> None:
-    """As in a sweep, where a small run follows a large one."""
+    """A small run follows a large one, as in a sweep."""
     torch.ones(4 * SIZE // 4)
     high = peak_memory_bytes(CPU)
     with_model(verb)

@@ -24,7 +24,7 @@ def test_without_a_terminal_a_line_now_and_then_says_how_long(
             now[0] += 4.0
             advance(20)
     lines = capsys.readouterr().err.splitlines()
-    # After 16 and 32 of the 40 seconds.
+    # The bar is shown after 16 and 32 of the 40 seconds.
     assert lines == ["reading: 40 %, 24 s left", "reading: 80 %, 8 s left"]
 
 
@@ -37,7 +37,7 @@ def test_with_a_terminal_the_bar_reaches_its_end(capsys: pytest.CaptureFixture[s
 def shown_by(
     monkeypatch: pytest.MonkeyPatch, ends: Iterable[float], first: int = 0, terminal: bool | None = None
 ) -> str:
-    """What a training of 100 steps of 100 tokens prints. ends: when steps end, in seconds, from step `first` on."""
+    """The output of a training of 100 steps of 100 tokens. ends: when steps end, in seconds, from step `first` on."""
     now, shown = [0.0], io.StringIO()
     monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
     bar = train.TrainingProgress(100, Console(file=shown, force_terminal=terminal, width=100))
@@ -73,7 +73,7 @@ def test_slow_steps_have_an_estimate_from_the_second_on(monkeypatch: pytest.Monk
     assert second == "step 2/100  loss 1.250  5 tokens/s  33 minutes left" and "32 minutes left" in third
 
 
-def test_of_unknown_length_there_is_no_estimate(
+def test_work_of_unknown_length_has_no_estimate(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]

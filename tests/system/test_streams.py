@@ -52,7 +52,7 @@ def test_a_table_is_printed_in_any_encoding(encoding: str, project_root: Path, t
     lines = done.stdout.decode(encoding).splitlines()
     row = next(line for line in lines if line.startswith("Transformer-XL "))
     assert ("+/-" if encoding == "ascii" else "±") in row
-    # What stands for a mark may be longer: columns are still as wide in every row.
+    # The substitute of a mark may be longer; columns are still as wide in every row.
     rule = next(line for line in lines if line.startswith("----"))
     assert [place for place, mark in enumerate(row) if mark == "|"] == [
         place for place, mark in enumerate(rule) if mark == "+"

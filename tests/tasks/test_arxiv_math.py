@@ -51,5 +51,5 @@ def test_train_evaluate_and_tabulate_mathematics(infini: Runner, papers: Path, m
     assert perplexity is not None and evaluated.parent == trained.run_id
     out = infini("table", "full=true")
     assert f"{perplexity:.2f} †" in out and "Arxiv-math, yours: 1 evaluation run; data arxiv_math test (folder" in out
-    # What was trained on mathematics is asked of mathematics alone.
+    # A model trained on mathematics is evaluated on mathematics alone.
     assert "was trained on task=arxiv_math" in infini.error("eval", f"checkpoint={trained.run_id}")

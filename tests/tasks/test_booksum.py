@@ -168,7 +168,7 @@ def test_references_are_of_the_book_and_no_longer_than_asked() -> None:
     assert 0 < len(drawn.split()) <= 9 and all(part in sentences(text) for part in sentences(drawn)[:-1])
     assert drawn == references.random_sentences(text, 9, seed=1)
     assert len({references.random_sentences(text, 9, seed=seed) for seed in range(9)}) > 1
-    # What has nothing in common is not picked, nor is what is there already.
+    # Sentences without a common word are not picked, and neither are those already there.
     assert references.oracle(text, "The dogs sleep in the sun at the end.", 30) == (
         "Cats and dogs sleep in the sun. The end has come."
     )
@@ -235,7 +235,7 @@ def test_the_table_has_the_papers_rows_ours_and_the_references(infini: Runner, t
     assert infini("reproduce", *words) == out and len(infini.records()) == 10
     run = next(run for run in infini.records("eval") if run.model == "infini_delta")
     table = (infini.results / "tables" / "table4_booksum_laptop.md").read_text("utf-8")
-    # On a terminal a title may take two lines.
+    # A title may take two lines on a terminal.
     assert all(label in table for label in labels)
     assert run.run_id in table and f"| {run.results['overall']['value']:.1f} " in table
     # Each run stands in the row of its attention.
@@ -252,7 +252,7 @@ def test_the_figure_by_length_has_a_point_a_length(infini: Runner, tmp_path: Pat
     out = infini("reproduce", *words)
     (run,) = infini.records("eval")
     assert run.data["split"] == "validation" and [cell["length"] for cell in run.series["cells"]] == [64, 128, 1024]
-    # Where every book has 0 there is no interval.
+    # If every book has 0, there is no interval.
     assert all(f"{cell['overall']:.1f}{' [' if cell['overall'] else ''}" in out for cell in run.series["cells"])
     drawn = infini("figure", *words)
     assert "booksum_lengths_laptop_overall_by_length.png" in drawn
@@ -287,7 +287,7 @@ def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     books = load_books("test", lines(tmp_path, row(text=odd), row(bid=2, summary=[{"text": odd}])), "none/none")
     assert books.documents[0].text == odd and books.summaries[1] == (odd,)
     path = tmp_path / "test.jsonl"
-    # As an editor of another system leaves it.
+    # An editor of another system leaves such a file.
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     assert load_books("test", tmp_path, "none/none").revision == books.revision
 
@@ -337,7 +337,7 @@ def test_rows_with_one_bid_are_one_book_or_refused(tmp_path: Path) -> None:
 
 
 def test_equal_summaries_are_one(tmp_path: Path) -> None:
-    """In one row and in several. Otherwise the second human summary is the first, and scores 100."""
+    """They may be in one row or in several. Otherwise the second human summary is the first, and scores 100."""
     rows = [
         row(summary=[{"text": "He goes."}] * 2),
         row(summary=[{"text": "He goes."}]),

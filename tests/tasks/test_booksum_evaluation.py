@@ -187,7 +187,7 @@ def test_an_evaluation_goes_on_with_the_books_that_are_missing(
     assert len(infini.records("eval")) == 1
     made = 0
     stopped_after(1)
-    # What was made is known by its book and length, in whatever order they are asked.
+    # Summaries are found by book and length, in whatever order they are asked for.
     infini("eval", *words, "length=1K,64", "decoding.max_new_tokens=5")
     run = infini.records("eval")[-1]
     assert made == 1 and run.cost["resumed"] and not whole.cost["resumed"]
@@ -213,7 +213,7 @@ def test_the_figure_has_the_mean_over_seeds_at_each_length_that_was_asked(
     runs += summaries("infini_linear", {16 * 1024: (5.0, 5.0, 5.0)}, seed=2, split="validation")
     runs += summaries("infini_delta", {64 * 1024: (1.0, 1.0, 4.0)}, split="validation")
     selection = select_runs(by_length, "laptop", runs)
-    # Of two seeds the interval is that of their mean; a length that the report does not name has no point.
+    # The interval of two seeds is that of their mean; a length that the report does not name has no point.
     for name, points in {
         "infini_linear": [(16384, 4.0, *on_the_logit([3, 3.5, 5.5])), (32768, 3.0, *on_the_logit([2, 3, 4]))],
         "infini_delta": [(65536, 2.0, *on_the_logit([1, 1, 4]))],

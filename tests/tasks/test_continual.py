@@ -54,7 +54,7 @@ def test_a_mixture_has_the_documents_of_its_sources(corpora: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(("typed", "meant"), [("pg91", "pg19"), ("c5", "c4"), ("arxiv", "arxiv_math")])
 def test_a_mistyped_source_is_no_other_corpus(typed: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without folders the data set of C4 would stand for it."""
+    """If there are no folders, the data set of C4 would take its place."""
     monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
     with pytest.raises(InputError) as error:
         DataModule(compose([*MIXTURE, f"task.sources=[{typed},pg19]"])).revision("train")
@@ -139,7 +139,7 @@ def test_trained_on_the_mixture_and_measured_on_each_task(mixed: Runner, corpora
 def test_an_evaluation_reads_the_sources_of_the_training_unless_others_are_named(
     mixed: Runner, corpora: Path, sources: list[str]
 ) -> None:
-    """Also sources that the task does not have by default."""
+    """Sources that the task does not have by default are included."""
     write_corpus(corpora / "news")
     named = [f"task.sources=[{','.join(sources)}]", f"task.data_dir={corpora}"]
     evaluation = [*MIXTURE, "scale.eval_max_tokens=64", "scale.knockouts=false"]

@@ -1,4 +1,4 @@
-"""What is read of an EPUB: all of its text, in order, and no words glued to each other."""
+"""Text of EPUBs: all of it, in order, and no words glued to each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def page(text: str) -> bytes:
         ("<p>caf&eacute;&nbsp;&amp;&#160;&mdash; &lt;tag&gt; AT&T</p>", ["café & — <tag> AT&T"]),
         ("<p>not closed<p>and so on", ["not closed", "and so on"]),
         ("<svg><title>no text</title></svg><p>text</p>", ["text"]),
-        # Where a word may be broken at the end of a line is no character of it.
+        # A soft hyphen, which marks where a word may be broken, is no character of it.
         ("<p>extra\u00adordinary beau&shy;ti&#173;ful</p>", ["extraordinary beautiful"]),
         # The first letter as a picture, and a picture with a description.
         ('<p><img alt="T" src="t.png"/>he king</p><p><img alt="A king" src="k.png"/></p>', ["The king"]),

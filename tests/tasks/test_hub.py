@@ -121,7 +121,7 @@ def test_a_split_without_text_is_one_line_and_leaves_nothing_behind(
 def test_a_kept_file_without_documents_is_fetched_again(
     fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an older version kept it."""
+    """An older version kept such files."""
     with monkeypatch.context() as patch:
         patch.setattr(hub, "_rows", lambda *given: iter([]))
         assert len(hub_documents(cache_dir=tmp_path, limit=2)) == 0
@@ -159,7 +159,7 @@ def test_what_was_fetched_is_not_fetched_again(fake_hub: FakeHub, tmp_path: Path
 def test_addresses_that_end_alike_give_names_that_differ(
     fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Also in a cache of an older version, which has the names of the addresses; the revision is another one."""
+    """This includes a cache of an older version, which has the names of the addresses; the revision differs."""
     addresses = ["http://a/index", "http://b/index", "http://c/index-3", "http://d/index", "http://e/index/"]
     cache, limit = tmp_path if way == "cached" else None, None if way == "whole" else 5
     alone = hub_documents(limit=limit).revision
@@ -176,7 +176,7 @@ def test_addresses_that_end_alike_give_names_that_differ(
 def test_damaged_texts_are_fetched_again(
     fake_hub: FakeHub, tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its last 8 bytes, a file opens as if it were whole."""
+    """A file that lacks its last 8 bytes opens as if it were whole."""
     first = hub_documents(cache_dir=tmp_path, limit=2)
     (path,) = (tmp_path / "hub").iterdir()
     whole = path.read_bytes()
@@ -403,13 +403,13 @@ def arxiv(split: str, cache_dir: Path | None = None, limit: int | None = None) -
     return load_documents("arxiv_math", split, None, compose(["task=arxiv_math"]).task.hub_id, cache_dir, limit)
 
 
-def test_of_the_proof_pile_the_rows_of_arxiv_count(proof_pile: Path, tmp_path: Path) -> None:
+def test_only_arxiv_rows_of_the_proof_pile_are_used(proof_pile: Path, tmp_path: Path) -> None:
     documents = arxiv("train", tmp_path / "cache")
     assert texts(documents) == [ARTICLE, "Two.", ARTICLE]
     # A blank article is left out.
     assert list(documents.names) == ["train-1", "train-3", "train-5"]
     assert texts(arxiv("train", None, limit=1)) == [ARTICLE]
-    # Of validation and test the first so many.
+    # The first rows of validation and test, up to the limit.
     assert texts(arxiv("validation", tmp_path / "cache")) == [ARTICLE, "Two."]
 
 
@@ -420,7 +420,7 @@ def test_the_proof_pile_is_fetched_once(proof_pile: Path, tmp_path: Path) -> Non
     assert (texts(after), after.revision) == (texts(before), before.revision)
 
 
-def test_of_c4_the_long_pages_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_long_pages_of_c4_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Rows of web pages have no `meta`. Validation and test are different files."""
     there = hub.JSON_LINES["allenai/c4"]
     pages = {name: f"{name} page. " * 2000 for name in ("first", "second")}

@@ -60,8 +60,8 @@ def words(base: Path, results: Path, *more: str) -> list[str]:
 
 
 def test_what_nltk_says_goes_nowhere(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the standard error of its own import, which is closed by now where a test brought it along. What is
-    imported anew is what asks for rules of sentences."""
+    """It keeps the standard error of its own import, which is closed by now where a test brought it along. The
+    module that asks for sentence rules is imported anew."""
     import nltk.downloader
 
     make_prompts("niah_single_1", LENGTH, 1, tokenizer, seed=1)

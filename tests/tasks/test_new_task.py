@@ -83,7 +83,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(project: Path, *lines: list[str]) -> list[str]:
-    """What each command line printed."""
+    """The output of each command line."""
     call = [sys.executable, "-c", COMMANDS, json.dumps(lines)]
     done = subprocess.run(
         call, cwd=project, env=environment_of(project), capture_output=True, text=True, timeout=280, check=False

@@ -107,7 +107,7 @@ def test_a_key_right_after_the_head_is_the_last_stages() -> None:
         return float(np.mean([np.array_equal(row[len(head) :][:4], sentence[:4]) for row in rows]))
 
     # One key in fourteen is at the very start, half of these without a trimmed block before them; but for one in seven,
-    # of which numbers of blocks are the evaluation's. Where that block is empty by chance, there is none either.
+    # which has the evaluation's numbers of blocks. If that block is empty by chance, there is none, either.
     wanted = (1 / 28 + 1 / 28 / 24) * 6 / 7
     assert share(0) < 0.015 and abs(share(1) - wanted) < 4 * (wanted * (1 - wanted) / 7680) ** 0.5
 
@@ -118,7 +118,7 @@ def test_keys_of_few_digits_are_the_last_stages() -> None:
         return [len(set(targets[targets != IGNORE].tolist())) for targets in batch["targets_BT"]]
 
     assert all(count <= 4 for count in kinds(1, few_digit_share=1.0))
-    # Of uniform keys three in ten have five kinds of digits.
+    # Three in ten uniform keys have five kinds of digits.
     assert 0.05 < sum(count == 5 for count in kinds(1, few_digit_share=0.5)) / 60 < 0.25
     assert kinds(0, few_digit_share=1.0) == kinds(0)
 
@@ -149,7 +149,7 @@ def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_a_segment_ends_within_a_key_as_often_as_asked(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """By chance one sentence of 23 tokens in eight has the end of a segment of 128 in it."""
+    """Chance alone puts the end of a segment of 128 into one sentence of 23 tokens in eight."""
     monkeypatch.setattr("infini.tasks.passkey.task.BOUNDARY_SHARE", share)
     sentence = len(batches().template.key_tokens("00000"))
     start = TOKENIZER.encode("The pass key is")
@@ -167,7 +167,7 @@ def test_a_segment_ends_within_a_key_as_often_as_asked(monkeypatch: pytest.Monke
 
 
 def test_no_answer_of_the_last_stage_is_cut_off_its_question() -> None:
-    """In the stage before, with segments of 64, one in sixteen is."""
+    """One in sixteen is in the stage before, which has segments of 64."""
     for stage, (segment, _) in enumerate(STAGES):
         batch = batches(batch_size=200).batch(0, stage)
         places = [np.flatnonzero(targets != IGNORE) for targets in batch["targets_BT"].numpy()]
@@ -264,7 +264,7 @@ def test_sparse_writes_are_asked_for_in_the_training_proper_only(
 
 
 def test_a_share_of_the_last_stages_batches_has_short_sequences() -> None:
-    """In more rows of as many tokens, and with all that the last stage's prompts have; other batches stay the same."""
+    """They have as many tokens in more rows, and all parts of the last stage's prompts; other batches are the same."""
     mixed, plain = batches(short=(256, 0.25)), batches()
     widths = [mixed.batch(index, 1)["ids_BT"].shape for index in range(200)]
     assert set(widths) == {(12, 256), (6, 512)}

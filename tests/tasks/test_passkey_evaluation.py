@@ -197,7 +197,7 @@ def test_the_lengths_of_an_example_at_the_start_share_their_filler():
 
 
 def test_a_knocked_out_memory_knows_nothing_before_the_segment():
-    """With the memory reset at every segment, the answers do not depend on what stands before the last one."""
+    """If the memory is reset at every segment, the answers do not depend on the text before the last one."""
     model = passkey_model({"name": "infini_linear"})
     one, other = (questions_of(examples=20, lengths=[300], depths={"start": 0.0})[index] for index in (3, 11))
     assert one.prompt.key != other.prompt.key
@@ -293,7 +293,7 @@ PAIRS = _train_bpe(iter([" 03 19 7 10 31 97"] * 9), 290)
         (TOKENIZER, "the key is the key", 0),
         (BYTES, " 03197", 5),
         (BYTES, " x3197", 4),
-        # In the place of the separator, or without one.
+        # The letter takes the place of the separator, or there is none.
         (BYTES, "x03197", 5),
         (BYTES, "031975", 5),
         (BYTES, " 0x?97", 3),
@@ -432,7 +432,7 @@ def test_entries_of_two_commits_are_told_apart(tmp_path, capfd):
     kept.record_commits(second, ["b", "a"])
     assert second.environment["git_revisions"] == ["second", "first"] and second.environment["git_dirty"]
     assert "was started at another commit: no single commit reproduces it" in capfd.readouterr().err
-    # With changes in between, or from before entries said their commit.
+    # The commit has changes, or the entries are older than the field for the commit.
     third = at("first", dirty=True)
     kept = ResultCache(path, _FIELDS, third)
     kept.record_commits(third, ["a"])

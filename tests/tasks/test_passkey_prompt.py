@@ -100,7 +100,7 @@ def test_keys_of_few_digits_have_at_most_four_kinds_and_are_the_trainings(encode
 
 
 def test_training_shows_the_key_right_after_the_head_and_before_a_whole_block(encoders):
-    """As evaluation has it; were the first block of every prompt trimmed, training would hardly ever."""
+    """Evaluation has such keys. If the first block of every prompt were trimmed, training would hardly have any."""
     template = PasskeyTemplate(encoders["words"].encode, fill="exact")
     rng = np.random.default_rng(7)
     seen: Counter[bool] = Counter()
@@ -245,7 +245,7 @@ def test_the_length_that_is_called_enough_is_enough(encoders, tokenizer, depth):
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("difference", [-1, 1])
 def test_enough_is_enough_where_the_misprint_is_shorter_or_longer(tmp_path, difference, depth):
-    """In a small vocabulary "ack" has one token less than "back", or one more."""
+    """A small vocabulary gives "ack" one token less than "back", or one more."""
     bpe = bpe_tokenizer(synthetic_documents("train"), 290, tmp_path)
 
     def encode(text: str) -> np.ndarray:

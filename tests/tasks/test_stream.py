@@ -174,7 +174,7 @@ def test_seek_continues_with_exactly_the_next_batches(batches: int) -> None:
     stream, sought = make_stream(), make_stream()
     for _ in range(batches):
         next(stream)
-    # From wherever it stands.
+    # Seeking works from any position.
     next(sought)
     sought.seek(batches)
     following = take(stream, 10)

@@ -94,7 +94,7 @@ def test_revision_follows_names_and_contents(corpus: Path) -> None:
 def test_a_byte_order_mark_is_no_text(
     corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, hashed_before: bool
 ) -> None:
-    """Also in a folder whose files an older version hashed with their marks."""
+    """This includes a folder whose files an older version hashed with their marks."""
     cache, paths = tmp_path / "cache", sorted((corpus / "train").iterdir())
     marked = paths[1].read_bytes()
     plain = tokenise(load_documents("pg19", "train", corpus, HUB_ID), story_tokenizer, tmp_path / "plain", False)
@@ -133,7 +133,7 @@ def test_unchanged_files_are_hashed_once(corpus: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("way", ["in place", "by another file"])
 def test_a_text_that_changes_under_its_old_time_is_hashed_again(corpus: Path, way: str) -> None:
-    """As archives and copies with times leave it."""
+    """Archives and copies that keep times leave such files."""
     book, other = corpus / "train" / "train0.txt", corpus / "other"
     before = folder_documents(corpus).revision
     stat, changed = book.stat(), book.read_bytes()[::-1]
@@ -156,7 +156,7 @@ def test_a_damaged_hash_memo_is_made_anew(corpus: Path, damage: str) -> None:
 def test_a_read_only_cache_is_read(
     corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Also of a folder that was copied since: times differ, texts do not."""
+    """The folder may have been copied since: times differ, texts do not."""
     before = tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache", progress=False)
     os.utime(corpus / "train" / "train0.txt", ns=(1, 1))
 
@@ -311,7 +311,7 @@ def test_tokenizer_round_trips_through_its_file(story_tokenizer: TextTokenizer, 
 
 
 def test_a_tokenizer_that_cuts_and_fills_texts_is_one_that_does_not(story_tokenizer: TextTokenizer) -> None:
-    """As tokenizer.json of models with short inputs."""
+    """The tokenizer.json of models with short inputs does so."""
     cutting = copy.deepcopy(story_tokenizer._tokenizer)
     cutting.enable_truncation(3)
     cutting.enable_padding(length=500)
@@ -323,7 +323,7 @@ def test_a_tokenizer_that_cuts_and_fills_texts_is_one_that_does_not(story_tokeni
 
 @pytest.fixture(scope="module")
 def byte_fallback() -> TextTokenizer:
-    """As Llama 2, Gemma and Phi-3 have it: what is not in the vocabulary is written in bytes."""
+    """A tokenizer like those of Llama 2, Gemma and Phi-3: characters outside the vocabulary are written in bytes."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnop."]
     vocabulary = {word: index for index, word in enumerate(words)}
     model = tokenizers.models.BPE(vocabulary, [], byte_fallback=True, fuse_unk=True, unk_token="<unk>")
@@ -386,10 +386,8 @@ def test_hub_tokenizer_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert_one_line(error, "model.weights")
 
 
-def test_of_a_vocabulary_and_its_merges_alone_a_tokenizer_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As LED's first repositories are, which have no tokenizer.json."""
+def test_a_vocabulary_and_its_merges_make_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LED's first repositories have such files, and no tokenizer.json."""
     pytest.importorskip("transformers")
     marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

@@ -154,7 +154,7 @@ def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_float32_products_are_whole() -> None:
-    """Also where the environment has chosen TF32 before, as in NVIDIA's containers."""
+    """The environment may have chosen TF32 before, as NVIDIA's containers do."""
     torch.backends.cuda.matmul.allow_tf32 = True
     precision.pick_device("cpu")
     assert not torch.backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision() == "highest"

@@ -173,7 +173,7 @@ def test_without_a_compiler_always_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_where_compiling_fails_a_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To the same gradients, with one line."""
+    """The gradients are the same, and one line reports the failure."""
     compile_with = Recurrence.compile_layers
 
     def broken(graph: Any, inputs: Any) -> Any:
@@ -222,7 +222,7 @@ def test_without_pythons_headers_nothing_compiles(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_compiled_training_is_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """By the compiler that is here, through the command: losses as without, and bit for bit the same a second time."""
+    """The installed compiler gives the command the same losses as without, and the same bits a second time."""
     if compiled._missing():
         pytest.skip(str(compiled._missing()))
     corpus = write_corpus(tmp_path / "corpus")

@@ -57,7 +57,7 @@ def test_a_loss_too_high_for_a_perplexity_is_on_record_and_not_made_again(
         assert path.name in infini.error("train", *HUGE, "recipe.save_every=2")
         assert len(infini.records()) == 1
         path.unlink()
-        # From the last step's point on: no step, and again one line.
+        # The command resumes at the last step's checkpoint: it makes no step, and prints one line again.
         assert infini.error("train", *HUGE, "recipe.save_every=2") == said
         assert infini.records() == [records.read_record(path)]
     # A lower rate is another training.

@@ -91,7 +91,7 @@ def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 
 def variables_of(environment: Any) -> dict[str, str]:
-    """Without those that Lightning's seed_everything and pytest set for this process."""
+    """The variables without those that Lightning's seed_everything and pytest set for this process."""
     return {key: value for key, value in environment.items() if not key.startswith(("PL_", "PYTEST_"))}
 
 
@@ -106,7 +106,7 @@ def test_no_launchers_variable_changes_a_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_all(monkeypatch, variables)
-    # As it is after an import of Lightning with such a rank in the environment.
+    # An import of Lightning with such a rank in the environment leaves this.
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     before = variables_of(os.environ)
     try:

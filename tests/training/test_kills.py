@@ -54,7 +54,7 @@ def killed_and_finished(arguments: list[str], moments: list[tuple[str, int]]) ->
 
 @pytest.mark.slow
 def test_killed_while_it_saves(corpus: Path, tmp_path: Path) -> None:
-    # In a process of its own too, for with other threads the last bits are others.
+    # It also runs in a process of its own, because other threads change the last bits.
     assert kill("in a step", 10**6, words(corpus, tmp_path / "straight")) == 0
     moments = [("before a point's rename", 2), ("in the weights' write", 1), ("before the record", 1)]
     hit = killed_and_finished(words(corpus, tmp_path / "killed"), moments)
@@ -79,7 +79,7 @@ def test_ctrl_c_behind_the_last_step_says_where_it_goes_on(
 
 
 def answers(results: Path) -> list[dict[str, Any]]:
-    """What the newest evaluation below `results` says of every example, but for what differs from run to run."""
+    """The entry of every example in the newest evaluation below `results`, without what differs from run to run."""
     newest = [found for found in records.load_records(results) if found.verb == "eval"][-1]
     beside = records.record_path(results, newest.run_id).with_suffix(".jsonl").read_text()
     told = ("name", "key", "answer", "right", "log_probability", "prompt_tokens")
@@ -135,7 +135,7 @@ def test_an_evaluation_of_books_that_is_killed_resumes(corpus: Path, tmp_path: P
 
 
 def said(errors: str, what: str) -> str:
-    """What a process said after `what`."""
+    """The text of a process's line after `what`."""
     return errors.partition(f"\n{what}: ")[2].partition("\n")[0]
 
 
@@ -148,7 +148,7 @@ def has_ended(results: Path) -> bool:
 def test_a_training_killed_while_it_clears_up_has_ended(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After any of the removals the next run resumes to the same record, or is a whole training of its own."""
+    """The next run after any of the removals resumes to the same record, or is a whole training of its own."""
 
     class Killed(BaseException):
         pass
@@ -186,7 +186,7 @@ def test_a_training_killed_while_it_clears_up_has_ended(
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_twenty_kills_by_the_clock(corpus: Path, tmp_path: Path) -> None:
-    """At random times since a sitting's first step, whatever the training is at then."""
+    """Kills come at random times since a sitting's first step, whatever the training does then."""
     code, errors = run("after seconds", 1e6, words(corpus, tmp_path / "straight"))
     assert code == 0
     lasts = float(said(errors, "seconds"))

@@ -62,7 +62,7 @@ def test_linear_a_repeated_past_is_what_the_factor_stands_for():
     past, following = random_ids(1, SEGMENT), random_ids(1, 2 * SEGMENT, seed=2)
     once = model(past).state
     thrice = scale_memory(once, torch.tensor([3.0]))
-    # With one layer keys and values depend on the segment alone, so three readings add three equal terms.
+    # If there is one layer, keys and values depend on the segment alone, so three readings add three equal terms.
     read = model(torch.cat([past] * 3, 1)).state
     assert_close(
         model(following, thrice._replace(clock=read.clock)).hidden_BTD, model(following, read).hidden_BTD, 1e-10, "read"

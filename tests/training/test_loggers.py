@@ -1,4 +1,4 @@
-"""Where a training's curves go."""
+"""Loggers of a training's curves."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_wandb_asks_nothing_and_stops_nothing(
 
     def init(settings: Any, **options: Any) -> Any:
         asked.append(settings.mode)
-        # Without a limit it waits for a network that has gone for as long as it is gone.
+        # It has a limit: otherwise it would wait for a lost network as long as that is lost.
         assert 0 < settings.finish_timeout <= 60
         assert options["id"] == "run-1" and options["project"] == "infini"
         if settings.mode == "online" and len(modes) > 1:
@@ -131,7 +131,7 @@ def test_a_mode_that_wandb_does_not_have_is_one_line(tmp_path: Path, monkeypatch
 def test_a_setting_of_wandb_that_is_wrong_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    # As wandb does where it reads WANDB_RUN_ID or the like.
+    # wandb raises this where it reads WANDB_RUN_ID or the like.
     monkeypatch.setattr(wandb, "init", lambda **options: wandb.Settings(init_timeout="soon"))
     with pytest.raises(InputError, match="(?s)^logger=wandb: .*init_timeout"):
         loggers.make_logger(WANDB, tmp_path / "logs", LABELS)
@@ -232,7 +232,7 @@ def test_wandb_shows_what_a_training_is_and_its_curves(
     assert list(points) == [9, 19, 29] and all(set(CURVES) <= set(point) for point in points.values())
     known = dict(record.series["loss_curve"])
     assert all(point["loss"] == pytest.approx(known[step + 1]) for step, point in points.items())
-    # From 0 at the end of the warm-up along a cosine to a tenth.
+    # The rate falls from the end of the warm-up along a cosine to a tenth.
     assert points[29]["learning_rate/matrices"] == pytest.approx(record.config["optimizer"]["lr"] * 0.1)
     assert points[29]["gate_mean/layer_1"] == pytest.approx(sum(record.series["gates"][0]) / 2)
     name = "validation_nll_per_token"
@@ -356,7 +356,7 @@ def test_tensorboard_is_given_the_curve(corpus: Path, tmp_path: Path) -> None:
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning.fabric.loggers import tensorboard
 
-    # What Lightning asks before it makes one.
+    # Lightning asks these before it makes a logger.
     monkeypatch.setattr(tensorboard, "_TENSORBOARD_AVAILABLE", False)
     monkeypatch.setattr(tensorboard, "_TENSORBOARDX_AVAILABLE", False)
     with pytest.raises(InputError, match="^logger=tensorboard: needs a package .* pip install tensorboard"):
@@ -389,7 +389,7 @@ def test_a_disk_that_is_full_for_tensorboard_is_one_line(
     assert "No space left on device" in last
 
 
-def test_of_other_threads_disk_errors_are_said(
+def test_disk_errors_of_other_threads_are_reported(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class _AsyncWriterThread(threading.Thread):

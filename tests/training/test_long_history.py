@@ -25,7 +25,7 @@ PIECE = HISTORY_SEGMENTS * SEGMENT
 
 @pytest.mark.parametrize("first_segment", ["local", "zero"])
 def test_linear_a_history_is_its_pieces_read_again_and_again(first_segment: str) -> None:
-    """With one layer what is written depends on the segment alone, so pieces are as if read 1, 3, 12 times."""
+    """If there is one layer, writes depend on the segment alone, so pieces count as read 1, 3, 12 times."""
     model = make_model({"name": "infini_linear", "first_segment": first_segment}, n_layers=1)
     pieces = random_ids(3, PIECE)
     histories = read_histories(model, pieces)

@@ -34,7 +34,7 @@ def gates_of(model: Any) -> list[nn.Parameter]:
 def moved_by(
     optimizer: torch.optim.Optimizer, gate: nn.Parameter, steps: int, after: Callable[[], None] | None = None
 ) -> float:
-    """How far the slowest head's gate gets on gradients of one sign and of sizes that differ by orders."""
+    """The movement of the slowest head's gate, on gradients of one sign and of sizes that differ by orders."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         gate.grad = -1e-4 * torch.rand(gate.shape, generator=generator).pow(4)
@@ -50,7 +50,7 @@ def moved_by(
 def test_hugging_face_failure_gates_move(recipe: str, optimizer: str) -> None:
     """Theirs moved by 0.03 in a whole training; 1,000 equal-sign gradients must move beta by more than 1.
 
-    With Adafactor this is its gate failure too: a step as large as the parameter, which for a gate at 0 is nothing.
+    Adafactor fails in another way, too: its step is as large as the parameter, which is nothing for a gate at 0.
     """
     task = next(task for task in groups()["task"] if recipe.startswith(f"{task}_"))
     cfg = compose([f"task={task}", f"recipe={recipe}", f"optimizer={optimizer}"])
@@ -61,7 +61,7 @@ MOVED: dict[str, float] = {}
 
 
 def moved_by_a_thousand(text: str, optimizer: OptimizerConfig) -> float:
-    """Of a model's first gate; recipes whose optimizer is the same in every setting share one run."""
+    """The movement of a model's first gate; recipes whose optimizer is the same in every setting share one run."""
     if text not in MOVED:
         model = build_model({"name": "infini_linear"}, tiny_dims(), VOCABULARY)
         MOVED[text] = moved_by(build_optimizer(model, optimizer), gates_of(model)[0], 1000)
@@ -80,7 +80,7 @@ def test_hugging_face_failure_gates_move_within_the_schedule(scale: str) -> None
 
 
 def test_the_failures_are_real() -> None:
-    """Without the remedies: the model's rate and decay, and Adafactor's scaling by the parameter's size."""
+    """There are no remedies: gates have the model's rate and decay, and Adafactor scales by the parameter's size."""
     gate = nn.Parameter(torch.zeros(2))
     assert moved_by(torch.optim.AdamW([gate], lr=3e-4, weight_decay=0.1), gate, 1000) < 0.3
     gate = nn.Parameter(torch.zeros(2))
@@ -135,7 +135,7 @@ def test_adafactor_is_torchs_below_its_cap(decay: float) -> None:
 
 @pytest.mark.parametrize("parameter", range(2), ids=["matrix", "vector"])
 def test_adafactors_rate_is_the_one_it_is_given(parameter: int) -> None:
-    """At step 100 torch's takes 0.1 at most; a step is proportional to the rate here."""
+    """torch's takes 0.1 at most at step 100; here a step is proportional to the rate."""
     moved = []
     for rate in (0.05, 0.5):
         found = two_parameters()

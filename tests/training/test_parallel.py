@@ -115,7 +115,7 @@ def test_two_processes_penalise_writes_as_one(corpus: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_two_processes_read_one_sequence_as_one(straight: Path, corpus: Path, tmp_path: Path) -> None:
-    """With states that are carried into the next sequence, and documents that end inside one."""
+    """States are carried into the next sequence, and documents end inside one."""
     assert cli.main(command(corpus, tmp_path, *ONE_SEQUENCE)) == 0
     assert_equal_runs(straight, tmp_path)
 
@@ -217,7 +217,7 @@ def step_of(ranks: Ranks, parts: int, carry_state: bool, monkeypatch: pytest.Mon
 def test_the_gradients_of_all_ranks_and_parts_are_those_of_one(
     size: int, parts: int, carry_state: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With every addition to the training: DDP and FSDP average the ranks' gradients."""
+    """DDP and FSDP average the ranks' gradients, with every addition to the training."""
     one = step_of(Ranks(), 1, carry_state, monkeypatch)
     shares = [step_of(Ranks(rank=rank, size=size), parts, carry_state, monkeypatch) for rank in range(size)]
     for (name, expected), *own in zip(one.named_parameters(), *(m.named_parameters() for m in shares), strict=True):
@@ -281,7 +281,7 @@ def test_what_cannot_be_shared_is_one_line(
     ("name", "by_layer"), [("infini_delta", True), ("transformer_xl", True), ("llm", False), ("rmt", False)]
 )
 def test_shards_are_gathered_layer_by_layer(name: str, by_layer: bool, tmp_path: Path) -> None:
-    """After a forward pass the weights of layers are shards again. The values are those without shards."""
+    """The weights of layers are shards again after a forward pass. The values are those without shards."""
     model = make_model(next(options for options in variants() if options["name"] == name))
     ids = torch.randint(VOCABULARY, (2, 3 * model.segment_length))
     expected = model(ids).hidden_BTD
@@ -334,7 +334,7 @@ def test_rank_0_prepares_for_longer_than_other_waits() -> None:
 
 
 def test_a_rank_that_does_not_answer_is_lost() -> None:
-    """What gloo says at the end of a time limit: one line, and no traceback, as when the other process has ended."""
+    """gloo says this at the end of a time limit: one line, and no traceback, as when the other process has ended."""
     said = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
     assert is_lost(RuntimeError(said))
     assert not is_lost(RuntimeError("CUDA out of memory"))
@@ -475,7 +475,7 @@ def test_a_killed_process_ends_the_others_and_the_training_resumes(victim: int, 
     assert not records.load_records(results)
     assert cli.main(command(corpus, results, *TWO)) == 0
     assert run_of(results).cost["resumed"]
-    # On the same number of processes the resumed training is the uninterrupted one bit for bit.
+    # The resumed training on the same number of processes is the uninterrupted one bit for bit.
     assert losses(results).tolist() == losses(whole).tolist()
     assert all(torch.equal(mine, weights(whole)[name]) for name, mine in weights(results).items())
 
@@ -495,7 +495,7 @@ def assert_its_process_ends(launcher: subprocess.Popen[Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal for it is Linux's")
 def test_a_process_that_holds_the_interpreters_lock_ends_with_its_launcher(tmp_path: Path) -> None:
-    """As torch does where it waits for a thread of gloo at the end of a process: no thread of Python runs then."""
+    """torch holds it where it waits for a thread of gloo at the end of a process: no thread of Python runs then."""
     ready = tmp_path / "ready"
     child = (
         "import ctypes, pathlib; from infini.training.ranks import _end_with_launcher; _end_with_launcher(); "
@@ -567,7 +567,7 @@ def test_torchrun_starts_a_process_on_each_of_two_nodes(
     try:
         said = [made.communicate(timeout=200)[0] for made in nodes]
     finally:
-        # A node waits for one that does not come. What a node has started ends with it.
+        # A node waits for one that does not come. A node's processes end with it.
         for made in nodes:
             made.kill()
     assert [made.returncode for made in nodes] == [0, 0], said

@@ -169,7 +169,7 @@ def test_a_damaged_checkpoint_is_skipped(
 
 
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
-"""What torch says where an allocation fails."""
+"""torch's message where an allocation fails."""
 
 
 def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(
@@ -243,7 +243,7 @@ def test_new_points_are_kept_after_a_restart_past_damaged_ones(
 ) -> None:
     for path in stopped_training(corpus, tmp_path):
         flip(path)
-    # Both are of later steps than what is saved next.
+    # Both are of later steps than the next checkpoint.
     checkpoints = stopped_training(corpus, tmp_path, step=4)
     assert [path.name.split("-")[1] for path in checkpoints] == ["00000002"]
     assert train(corpus, tmp_path).cost["resumed"]
@@ -493,7 +493,7 @@ def test_random_states_are_put_back() -> None:
 
 
 def test_the_random_state_of_a_gpu_is_put_back_on_a_gpu_of_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any machine, however many it has: the state is that of the one GPU of the training."""
+    """The state is that of the training's one GPU, on any machine, however many it has."""
     kept = {torch.device("cuda", 1): torch.tensor([1, 2, 3], dtype=torch.uint8)}
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: kept[device])
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: kept.update({device: state}))
@@ -515,7 +515,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_lock_is_held_until_all_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the next process loses its own files to the removal."""
+    """Otherwise the removal takes the next process's own files."""
     run = UnfinishedRun(tmp_path / "run")
     run.claim(begun("a"))
     run.save(3, lambda path: torch.save({"infini": 1}, path))
@@ -617,10 +617,10 @@ def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
     run.save(3, lambda path: torch.save({"infini": 1}, path))
     third = begun("c")
     assert claimed(third)[1] is False and third.run_id == "b"
-    # At another commit it is the same run, but no commit repeats it.
+    # It is the same run at another commit, but no single commit repeats it.
     fourth = begun("d", revision="f" * 40)
     assert claimed(fourth)[1] is True and fourth.environment["git_revisions"] == ["e" * 40, "f" * 40]
-    # And so it stays, where it is gone on with at the first commit again.
+    # This stays so if the run goes on at the first commit again.
     assert claimed(begun("e"))[1] is True
 
 

@@ -126,7 +126,7 @@ def test_a_carried_length_extension_pays_once_for_every_token() -> None:
 
 
 def test_the_weight_of_the_penalty_is_one_number_whether_the_loss_was_read_or_not() -> None:
-    """On a GPU a checkpoint reads it early; the steps after that are those of a training without the checkpoint."""
+    """A checkpoint on a GPU reads it early; the steps after that are those of a training without the checkpoint."""
     cfg = compose(["task=passkey", "recipe.sparse_writes=0.03", "recipe.sparse_loss_scale=0.7"])
     module = LanguageModelModule(
         make_model({"name": "infini_linear"}).float(), cfg.optimizer, cfg.recipe, False, cfg.seed

@@ -203,17 +203,17 @@ def test_no_gradient_crosses_sequences_and_it_reaches_through_one(options: dict[
     reached = bool(used[0].grad[:, : SEGMENT - 1].any())
     model = module.model
     if model.gradient_horizon in (None, 0):
-        # Where else the gradient is cut is a matter of the document: test_rmt.py.
+        # The document decides where else the gradient is cut: test_rmt.py.
         assert reached == (model.gradient_horizon is None or model.segment_length > SEGMENT)
 
 
 def test_models_of_one_seed_see_the_same_data_and_start_alike() -> None:
-    """With one segment a sequence and nothing carried no model has a memory to read: those of one local
+    """No model has a memory to read if a sequence has one segment and nothing is carried: those of one local
     attention are one and the same."""
     curves = {}
     alike = ["infini_linear", "infini_delta", "local", "full"]
     for name in alike:
-        # At one rate: each has its own where a search found it.
+        # All have one rate; otherwise each has its own where a search found it.
         cfg = compose([*recipe_overrides(12, segments=1), f"model={name}", "tuned=null"])
         torch.manual_seed(cfg.seed)
         model = build_model(cfg.model, tiny_dims(), VOCABULARY)
@@ -326,7 +326,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     resumed = train(corpus, stopped, *seven, "recipe.save_every=4")
     assert resumed.cost["resumed"] and not straight.cost["resumed"]
     assert_same_training((stopped, resumed), (tmp_path / "straight", straight))
-    # What is finished is not gone on with.
+    # A finished training is not resumed.
     assert not list(stopped.glob("unfinished/*/*.ckpt"))
     assert not train(corpus, stopped, *seven, "recipe.save_every=4").cost["resumed"]
 
@@ -498,7 +498,7 @@ def test_one_batch_is_made_ahead(corpus: Path, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_what_moves_to_a_gpu_is_pinned_and_nothing_else(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only from pinned memory does Lightning copy without waiting. What calls are planned by stays where it is."""
+    """Only from pinned memory does Lightning copy without waiting. The tensors by which calls are planned stay."""
     pinned: list[torch.Tensor] = []
     moved: dict[str, Any] = {}
 

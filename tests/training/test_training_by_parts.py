@@ -1,4 +1,4 @@
-"""What the training module does beside reading a sequence whole: groups of segments, and the length extension."""
+"""Trainings that do not read a sequence whole: groups of segments, and the length extension."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_training_by_groups_of_segments_is_the_training(model: str, monkeypatc
     assert [loss for _, loss in parts.loss_curve] == pytest.approx([loss for _, loss in whole.loss_curve], rel=1e-6)
     for (name, ours), theirs in zip(parts.model.named_parameters(), whole.model.parameters(), strict=True):
         assert_close(ours, theirs, 1e-6, name)
-    # As many segments as a sequence has, or more, are no groups.
+    # A group of as many segments as a sequence has, or more, is no group.
     trained(1, f"recipe.checkpoint_segments={SEGMENTS}", model=model)
     assert len(asked) == 5
 

@@ -22,12 +22,12 @@ _STOCK: list[Any] = [
     pytest.param("qwen2_sliding", {}, id="qwen2_sliding"),
     pytest.param("llama", {"layers": [1]}, id="llama-layers"),
 ]
-"""With layers that slide, and with a global one that has no memory."""
+"""These families have layers that slide, or a global layer without a memory."""
 
 
 @SHARED
 def test_its_bytes_do_not_grow(options: dict[str, Any], name: str) -> None:
-    """After hundreds of segments what it was after two, however they came; tensors and what they keep alive."""
+    """The bytes of tensors and of what they keep alive are the same after hundreds of segments as after two."""
     model, cache = tiny_llm(name, **options), None
     sizes = set()
     for seed in range(12):
@@ -167,7 +167,7 @@ def test_questions_of_different_lengths(name: str, options: dict[str, Any]) -> N
     if any(layer.is_sliding for layer in cache.layers):
         with pytest.raises(ValueError, match="row 0 has 6 columns of padding after its first token.*separate calls"):
             model.generate(**cache.inputs(ids, mask), **asked)
-        # As the message says.
+        # The message suggests this.
         for row, question in enumerate(questions):
             alone = cache.fork()
             alone.batch_select_indices(torch.tensor([row]))
@@ -180,8 +180,8 @@ def test_questions_of_different_lengths(name: str, options: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2_sliding"])
 def test_padding_in_a_sliding_window_is_refused(name: str) -> None:
-    """Also without `inputs`: between tokens, and, once a token is drawn, behind a prompt. Where the window holds all
-    columns, padding takes no token's place."""
+    """It is refused without `inputs`, too: between tokens, and, once a token is drawn, behind a prompt. If the window
+    holds all columns, padding takes no token's place."""
     _, ids, mask = padded([2 * N, N], side="right")
     after = torch.cat([ids, prompt(2, 1, seed=5)], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
     for tokens, real in ((ids, mask), after):
@@ -201,8 +201,8 @@ def test_padding_in_a_sliding_window_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "options"), [("llama", {"layers": [1]}), ("gemma3", {})])
 def test_padding_has_one_effect_with_and_without_a_cache(name: str, options: dict[str, Any]) -> None:
-    """In training, where no cache is kept, layers without a memory count tokens too, not columns; and what generation
-    refuses is refused."""
+    """Training keeps no cache, but layers without a memory count tokens there, too, not columns, and it refuses what
+    generation refuses."""
     model = inject(tiny_base(name, sliding_window=4 * N if name == "gemma3" else None), N, gate_init=-0.5, **options)
     ids, mask = prompt(1, 2 * N + 4), torch.ones(1, 2 * N + 4, dtype=torch.long)
     mask[0, 5:9] = 0
@@ -226,7 +226,7 @@ _READ = {"1": 1, "2N": 2 * N, "3N+1": 3 * N + 1}
             ADDITIONS if kind == "all" else {},
             name,
             id=f"{read}-{kind}-{name}",
-            # By default all places with the plain family and all additions, and all families behind whole segments.
+            # The default is all places with the plain family and all additions, and all families behind whole segments.
             marks=[] if (kind, name) == ("all", "llama") or read == "2N" else [pytest.mark.slow],
         )
         for read in _READ
@@ -265,7 +265,7 @@ def test_crop_takes_back_padding_before_a_text() -> None:
 
 
 def test_what_crop_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a long prompt only the last columns stay recorded, and those can be taken back."""
+    """Only the last columns of a long prompt stay recorded, and these can be taken back."""
     monkeypatch.setattr(cache_module, "ROLLBACK", 2 * N)
     model, ids = tiny_llm(), prompt(1, 20 * N + 3)
     cache = InfiniCache(model)
@@ -339,7 +339,7 @@ def test_crop_without_recording_is_refused(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_crop_beyond_what_is_recorded_changes_nothing(name: str, forget: Any) -> None:
-    """Where nothing was recorded since, neither layers with a memory nor sliding ones are cropped."""
+    """If nothing was recorded since, neither layers with a memory nor sliding ones are cropped."""
     model, more, cache = tiny_llm(name), prompt(2, 4, seed=3), InfiniCache(tiny_llm(name))
     cache.activate_past_recording()
     logits_in_calls(model, prompt(2, 2 * N + 4), [2 * N + 4], cache)
@@ -349,7 +349,7 @@ def test_crop_beyond_what_is_recorded_changes_nothing(name: str, forget: Any) ->
         cache.crop(-3)
     assert [layer.get_seq_length() for layer in cache.layers] == [columns] * len(cache.layers)
     assert_close(logits_in_calls(model, more, [4], cache)[0], expected, 1e-10, "after the refusal")
-    # What is read from here on is recorded again.
+    # Reads are recorded again from here on.
     cache.crop(-4)
     assert_close(logits_in_calls(model, more, [4], cache)[0], expected, 1e-10, "after a crop")
 
@@ -435,7 +435,7 @@ def test_a_cache_whose_call_was_interrupted_is_refused(
     before = cache.fork()
     interrupted(model, cache, ids[:, N + 3 :], gradients)
     if gradients and (name, options) == ("llama", {}):
-        # With gradients all layers with a memory write to copies.
+        # Gradients make all layers with a memory write to copies.
         before = cache
     else:
         message = "an earlier call with this cache was interrupted"

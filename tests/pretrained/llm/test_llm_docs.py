@@ -50,7 +50,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     names: dict[str, object] = {}
     exec(compile(code, "docs/how-to/llm.md", "exec"), names)
     said = capsys.readouterr().out
-    # Of an answer of any length nothing but the answer is printed.
+    # Only the answer is printed, whatever its length.
     assert "Answer:" not in said
     assert "What fell in torrents?" in said and "MB for 2,360 tokens" in said
     gates = [p for name, p in names["model"].named_parameters() if "modules_to_save" in name and name.endswith("beta")]  # type: ignore[attr-defined]

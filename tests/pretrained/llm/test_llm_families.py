@@ -138,7 +138,7 @@ def test_options_decode_as_they_forward(name: str, options: dict[str, Any]) -> N
 
 @with_options(plain_is_slow=False)
 def test_padded_rows_are_as_alone(name: str, options: dict[str, Any]) -> None:
-    """In a batch of prompts of many lengths: what stock generate() draws, and the logits on either side's padding."""
+    """A batch of many lengths gives the tokens of stock generate(), and logits with padding on either side."""
     model = tiny_llm(name, **options)
     prompts, ids, mask = padded([3, N, 2 * N + 1, 3 * N - 1])
     # Every row passes the end of a segment.
@@ -184,7 +184,7 @@ def test_greedy_is_that_of_whole_forward_passes(name: str, tokens: int) -> None:
 
 @EACH
 def test_saved_and_loaded_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """By AutoModelForCausalLM, with its gates where they were moved to; the stock class finds the base's weights."""
+    """AutoModelForCausalLM loads it with gates where they were moved to; the stock class finds the base's weights."""
     model, ids = tiny_llm(name, "linear", torch.float32, sinks=1), prompt(1, 3 * N)
     with torch.no_grad():
         for parameter in (p for n, p in model.named_parameters() if n.endswith("beta")):
@@ -206,7 +206,7 @@ def gradients(model: Any, ids: torch.Tensor, **options: Any) -> dict[str, torch.
 
 @EACH
 def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
-    """And every beta gets one."""
+    """Every beta gets a gradient, too."""
     model, ids = tiny_llm(name).train(), prompt(2, 3 * N + 3)
     expected = gradients(model, ids)
     assert len([n for n in expected if n.endswith("beta")]) == len(model.config.infini["layers"])
@@ -219,7 +219,7 @@ def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
 
 @EACH
 def test_lora_trains_adapters_gates_and_norms_alone(name: str, tmp_path: Path) -> None:
-    """And what it saves gives the same logits again."""
+    """The files that it saves give the same logits again."""
     peft = pytest.importorskip("peft")
     base = tiny_llm(name, dtype=torch.float32, memory_decay=2.5, input_gate="sigmoid")
     projections = "qkv_proj" if name == "phi3" else "q_proj"

@@ -1,5 +1,5 @@
-"""What went wrong in other implementations of Infini-attention inside language models, each a test named after where it
-was seen; and the traps of transformers that lead there."""
+"""Faults of other implementations of Infini-attention inside language models, each in a test named after the
+implementation that had it; and the traps of transformers that lead there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_memory(cache: InfiniCache, change: Any) -> InfiniCache:
 
 
 def first_layer_output(model: Any, ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
-    """What goes into the first output projection [B, T, H, K]."""
+    """The input of the first output projection [B, T, H, K]."""
     found = []
     hook = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, args: found.append(args[0]))
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_lucidrains_gate_weights_the_memory() -> None:
 
 
 def test_lucidrains_gate_is_not_saturated_at_the_start() -> None:
-    """As inject leaves it every beta has a gradient that moves it."""
+    """Every beta of a model from inject has a gradient that moves it."""
     model = inject(tiny_base(), N).train()
     ids = prompt(2, 4 * N)
     model(ids, labels=ids).loss.backward()
@@ -303,7 +303,7 @@ def test_nanotron_memory_is_carried_from_call_to_call() -> None:
 
 
 def test_transformers_attn_implementation_does_not_replace_the_memory(tmp_path: Any) -> None:
-    """As a loading option and as a call."""
+    """Both the loading option and the call are tested."""
     model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
     model.save_pretrained(tmp_path)
     for kind in ("eager", "sdpa"):

@@ -24,7 +24,7 @@ OPTIONS = pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all
             ADDITIONS if kind == "all" else {},
             name,
             id=f"{k}N{d:+}-{kind}-{name}",
-            # By default one boundary of the plain family, and the other with all additions or sliding layers.
+            # The default is one boundary of the plain family, and the other with all additions or sliding layers.
             marks=[] if (k, kind, name) in ((1, "paper", "llama"), (3, "all", "llama"), (3, "paper", "gemma3"))
             else [pytest.mark.slow],
         )
@@ -72,7 +72,7 @@ def test_drawn_as_without_a_cache(options: dict[str, Any], name: str) -> None:
 
 @KINDS
 def test_padded_prompts_in_chunks_and_with_beams(name: str) -> None:
-    """Also where a chunk is all padding for some row."""
+    """A chunk may be all padding for some row."""
     model = tiny_llm(name)
     prompts, ids, mask = padded([3, N, 2 * N + 1])
     for options in ({"prefill_chunk_size": 5}, {"num_beams": 2}):
@@ -83,8 +83,8 @@ def test_padded_prompts_in_chunks_and_with_beams(name: str) -> None:
 
 @OPTIONS
 def test_padding_between_tokens(options: dict[str, Any]) -> None:
-    """As turns of unequal length leave it: real tokens are counted, wherever they stand. (Stock layers that slide
-    count columns.)"""
+    """Turns of unequal length leave such padding. Real tokens are counted, wherever they stand. (Stock layers that
+    slide count columns.)"""
     model, ids = tiny_llm(**options), prompt(2, 3 * N)
     mask = torch.ones_like(ids)
     mask[0, N - 2 : N + 3] = mask[1, :1] = mask[1, 4:6] = mask[1, 2 * N : 2 * N + 3] = 0
@@ -100,7 +100,7 @@ def repeating(tokens: int) -> torch.Tensor:
 
 @SHARED
 def test_prompt_lookup(options: dict[str, Any], name: str) -> None:
-    """What was drafted and rejected leaves no trace in window and memory."""
+    """Drafted tokens that are rejected leave no trace in window and memory."""
     model, ids = tiny_llm(name, **options), repeating(4 * N + 2)
     expected = greedy(model, ids, 2 * N + 3)
     for drafted in (3, N + 2):
@@ -128,7 +128,7 @@ def test_assisted_decoding_does_not_read_a_text_twice() -> None:
     for helper in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": tiny_llm(gate_init=-1.5)}):
         with pytest.raises(ValueError, match="would read the 16 tokens of the cache again: pass only the new ones"):
             greedy(model, ids, 5, past_key_values=cache.fork(), **helper)
-        # As the message says.
+        # The message suggests this.
         new = model.generate(**cache.inputs(ids[:, 2 * N :]), max_new_tokens=5, do_sample=False, **helper)
         assert torch.equal(new[:, N:], greedy(model, ids, 5)[:, 3 * N :])
         with pytest.raises(ValueError, match="cannot continue a cache with padding: decode without an assistant"):
@@ -137,7 +137,7 @@ def test_assisted_decoding_does_not_read_a_text_twice() -> None:
 
 @KINDS
 def test_a_conversation_goes_on(name: str) -> None:
-    """With all tokens, as transformers' users do, and with the new ones alone."""
+    """The next turn passes all tokens, as transformers' users do, or the new ones alone."""
     model, first = tiny_llm(name), prompt(1, N + 5)
     out = greedy(model, first, 7, return_dict_in_generate=True)
     cache, new = out.past_key_values, prompt(1, 2 * N + 3, seed=5)
@@ -259,7 +259,8 @@ def test_what_was_read_cannot_be_hidden_later() -> None:
 @pytest.mark.parametrize("drawing", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
 @KINDS
 def test_what_was_read_cannot_be_hidden_from_one_new_token(name: str, drawing: dict[str, Any]) -> None:
-    """As from several: a mask that is not that of what was read is refused, and the cache stays as it was."""
+    """This holds for one new token as for several: a mask that differs from that of the read tokens is refused, and the
+    cache stays as it was."""
     model, text = tiny_llm(name), prompt(2, N + 4)
     cache = model(text, use_cache=True).past_key_values
     for new in (1, 2):
@@ -284,7 +285,7 @@ def test_a_cache_that_shall_not_be_used_is_refused(name: str) -> None:
 
 
 def test_decoding_with_the_first_layers_alone_is_refused() -> None:
-    """And leaves the model as it was."""
+    """The refusal leaves the model as it was."""
     model, ids = tiny_llm(), prompt(1, 5)
     with pytest.raises(ValueError, match="assistant_early_exit: the first layers of an injected model"):
         greedy(model, ids, 4, assistant_early_exit=1)

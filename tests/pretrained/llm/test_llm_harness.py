@@ -68,7 +68,7 @@ def evaluate(folder: Path, tasks: Path, out: Path) -> dict[str, Any]:
 
 
 def test_a_folder_is_evaluated_as_it_is(tmp_path: Path) -> None:
-    """In one segment it scores what its base scores; over several segments of a text, something else."""
+    """Its scores are those of its base in one segment, and others over several segments of a text."""
     base = write_tiny_base(tmp_path / "base")
     tasks = tmp_path / "tasks"
     tasks.mkdir()

@@ -94,7 +94,7 @@ def test_no_weights_open_a_gate_of_the_control() -> None:
         assert_close(model(ids, model.init_state(1)).hidden_BTD[:, 2 * N :], alone, 1e-12, "hidden states")
 
 
-# What the conformance tests cannot ask: stock layers, whose keys and values grow or slide.
+# The conformance tests do not cover stock layers, whose keys and values grow or slide.
 
 STOCK = [("llama", None), ("llama", [1]), ("qwen2_sliding", [0]), ("gemma3", [1, 2]), ("mistral_sliding", None)]
 
@@ -277,7 +277,7 @@ def test_autocast_does_not_round_what_is_said_of_writes() -> None:
 
 
 def test_what_is_recorded_stands_in_the_columns_of_its_call() -> None:
-    """Where a document ends inside a call its last segment is padded, and a reset cuts the call behind it."""
+    """If a document ends inside a call, its last segment is padded, and a reset cuts the call behind it."""
     model = PretrainedLM(tiny_llm("llama", dtype=torch.float64), 8)
     ids, mask = prompt(2, 32), torch.ones(2, 32, dtype=torch.bool)
     mask[:, 5:8] = mask[0, :2] = mask[:, 16:24] = False
@@ -315,7 +315,7 @@ def test_a_longer_past_of_an_llm_dilutes_what_it_reads_later(rule: str, options:
     longer = extended(1000.0)
     assert_close(longer.hidden_BTD[:, :first], plain.hidden_BTD[:, :first], 1e-9, "what reads the scaled memory alone")
     assert (longer.hidden_BTD - plain.hidden_BTD)[:, first:].abs().max() > 1e-3
-    # As if the past had been written a thousand times.
+    # The past counts as if it had been written a thousand times.
     more = (longer.state.layers[0].memory.z_BGK - plain.state.layers[0].memory.z_BGK) / 999
     assert_close(more, model(ids[:, :16]).state.layers[0].memory.z_BGK, 1e-9, "z")
     longer.hidden_BTD.sum().backward()

@@ -81,14 +81,14 @@ def oracle(
 
 
 def writes_by_oracle(gate: Any, k_TK: torch.Tensor, g: int) -> torch.Tensor:
-    """Of each token of key-value head g, the factor on what it writes."""
+    """The factor on what each token of key-value head g writes."""
     if not gate.settings.input_gate:
         return k_TK.new_ones(len(k_TK))
     return reference.input_gate(k_TK, gate.input_weight[g].double(), gate.input_bias[g].double())
 
 
 def layer_by_oracle(model: Any, embeds_BTD: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What goes into the first layer's output projection [B, T, H K], and M, z by key-value head."""
+    """The input of the first layer's output projection [B, T, H K], and M, z by key-value head."""
     settings, layer = model.model.infini_settings, model.model.layers[0]
     x, attention = layer.input_layernorm(embeds_BTD), layer.self_attn
     q, k, v = (p(x).unflatten(-1, (-1, K)) for p in (attention.q_proj, attention.k_proj, attention.v_proj))

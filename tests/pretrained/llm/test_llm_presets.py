@@ -90,7 +90,7 @@ def test_the_state_has_the_size_of_its_formula(paper: tuple[Any, Any, Pretrained
     assert 4 * model.state_floats(1000) == memories
     held = state_bytes(model.init_state(1, "meta"))
     window = 2 * 4 * L * G * K * model.segment_length
-    # What is read, what is written meanwhile, and the window.
+    # The memory that is read, the one that is written meanwhile, and the window.
     assert 2 * memories + window <= held <= 1.01 * (2 * memories + window)
 
 
@@ -113,7 +113,7 @@ def test_checkpointed_activations_have_the_size_of_their_formula(paper: tuple[An
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         out = model(ids)
     layers = 4 * base.num_hidden_layers * T * base.hidden_size
-    # And the embedded input, the last norm, ids and rotary angles.
+    # The rest is the embedded input, the last norm, ids and rotary angles.
     assert layers <= sum(kept.values()) <= 1.35 * layers
     targets = torch.zeros(1, T, dtype=torch.long)
     loss, _ = summed_cross_entropy(out.hidden_BTD, model.output_weight, targets, cfg.recipe.loss_chunk)

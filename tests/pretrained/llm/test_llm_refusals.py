@@ -1,4 +1,4 @@
-"""What cannot be injected, and options out of range: one line that says what can."""
+"""A model that cannot be injected, or an option out of range, gets one line that says what is allowed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", ["gemma3", "llama"])
 def test_padding_that_a_cache_has_read_is_not_seen_later(family: str) -> None:
-    """Without the mask of earlier columns, layers without a memory would attend to padding; those with one know it."""
+    """Layers without a memory need the mask of earlier columns, or they attend to padding; those with one know it."""
     model = tiny_llm(family)
     ids = torch.randint(4, 60, (2, 15), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 15, dtype=torch.long)

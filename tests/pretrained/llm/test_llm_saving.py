@@ -42,7 +42,8 @@ def test_inject_adds_one_float32_beta_a_query_head_and_nothing_else() -> None:
 
 
 def test_an_input_gate_has_a_vector_and_a_number_a_key_value_head(tmp_path: Path) -> None:
-    """In float32, trained with the gates; a folder keeps it. Untrained it changes no output, however calls are cut."""
+    """It is float32, trained with the gates, and kept in a folder. Untrained it changes no output, however calls are
+    cut."""
     plain, model = (tiny_llm(dtype=torch.float32, **options) for options in ({}, {"input_gate": "sigmoid"}))
     ids = prompt(2, 3 * N + 2)
     with torch.no_grad():
@@ -103,7 +104,7 @@ def test_an_adapter_does_not_name_the_base_without_a_memory(tmp_path: Path) -> N
     peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
     with pytest.raises(OSError, match="load"):
         peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
-    # As the page on language models shows: the injected model first.
+    # The injected model is loaded first, as the page on language models shows.
     again = inject(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), N)
     again.save_pretrained(tmp_path / "injected")
     injected = AutoModelForCausalLM.from_pretrained(tmp_path / "injected")
@@ -136,7 +137,7 @@ def test_the_card_names_weights_that_are_not_the_bases_own(tmp_path: Path) -> No
     assert "| weights |" not in model_card(model)
     model.config.base_weights = "GGUF a.gguf, dequantised"
     model.save_pretrained(tmp_path)
-    # Also of what is trained and saved again.
+    # A model that is trained and saved again keeps it, too.
     for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
         assert "| weights | GGUF a.gguf, dequantised |" in model_card(each)
 
@@ -162,7 +163,7 @@ def test_bfloat16_weights_with_float32_betas(tmp_path: Path) -> None:
 
 
 def test_device_map(tmp_path: Path) -> None:
-    """As accelerate places modules: all on one device, and with a layer on disk. Injected before and after."""
+    """accelerate places all modules on one device, or one layer on disk. The model is injected before and after."""
     pytest.importorskip("accelerate")
     model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
     expected = logits(model, ids)
@@ -186,7 +187,7 @@ def test_device_map(tmp_path: Path) -> None:
 
 
 def test_a_loaded_cache_is_where_the_layers_are(tmp_path: Path) -> None:
-    """Also inside a model of peft, and where accelerate brings a layer's weights."""
+    """This also holds inside a model of peft, and where accelerate brings a layer's weights."""
     accelerate, peft = pytest.importorskip("accelerate"), pytest.importorskip("peft")
     model = tiny_llm(dtype=torch.float32)
     assert _layer_devices(model.config) == {}
@@ -236,7 +237,7 @@ def test_a_damaged_config_is_one_line(change: dict[str, Any], said: str, tmp_pat
 
 
 def test_another_process_reads_a_pickled_model(tmp_path: Path) -> None:
-    """As a worker does that is given a model: the classes are made where they are asked for."""
+    """A worker that is given a model does this: the classes are made on request."""
     model, ids = tiny_llm("gemma3", dtype=torch.float32), prompt(1, 3 * N)
     (tmp_path / "model.pickle").write_bytes(pickle.dumps((model, logits(model, ids))))
     code = f"""
@@ -263,7 +264,7 @@ with torch.no_grad():
 
 @pytest.mark.slow
 def test_a_process_that_never_imported_us(tmp_path: Path) -> None:
-    """By the file beside the weights, where the user trusts it; with a clear word where not."""
+    """It loads the file beside the weights if the user trusts it; otherwise a message says so."""
     model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
     model.save_pretrained(tmp_path / "saved")
     torch.save(logits(model, ids), tmp_path / "expected.pt")
@@ -308,7 +309,7 @@ def test_model_card(tmp_path: Path) -> None:
         "| training | 3 steps on nothing |",
     ):
         assert f"{line}\n" in card
-    # That is no other model.
+    # The model is the same.
     assert torch.equal(logits_in_calls(model, ids := prompt(1, 9), [9])[0], logits(model, ids))
     (tmp_path / "README.md").write_text("mine")
     model.save_pretrained(tmp_path)
@@ -341,7 +342,7 @@ def test_a_card_of_ours_is_that_of_the_weights_beside_it(tmp_path: Path, caplog:
 
 
 def test_the_card_calls_no_model_untrained_that_may_be_trained(tmp_path: Path) -> None:
-    """Weights do not say that a loop or a merged adapter has changed them. What the user says survives a folder."""
+    """Weights do not say that a loop or a merged adapter has changed them. The user's description survives a folder."""
     model = tiny_llm(dtype=torch.float32)
     with torch.no_grad():
         model.lm_head.weight.add_(1.0)
@@ -383,7 +384,7 @@ def test_the_card_has_the_gates_that_an_adapter_trains(tmp_path: Path) -> None:
 
 
 def test_gates_that_are_on_disk_are_not_in_the_card(tmp_path: Path) -> None:
-    """Of layers that accelerate fetches, and of such alone; the weights are saved."""
+    """Some or all layers are fetched by accelerate; their weights are saved."""
     pytest.importorskip("accelerate")
     model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
     model.save_pretrained(tmp_path / "saved")
@@ -399,7 +400,7 @@ def test_gates_that_are_on_disk_are_not_in_the_card(tmp_path: Path) -> None:
 
 
 def test_weights_that_other_processes_hold_are_saved_by_state_dict(tmp_path: Path) -> None:
-    """As ZeRO-3 leaves parameters: empty, except where they are gathered."""
+    """ZeRO-3 leaves parameters empty, except where they are gathered."""
     model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
     expected, gathered = logits(model, ids), {name: x.clone() for name, x in model.state_dict().items()}
     for parameter in model.parameters():
@@ -410,7 +411,7 @@ def test_weights_that_other_processes_hold_are_saved_by_state_dict(tmp_path: Pat
 
 
 def test_files_are_written_where_the_base_writes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by other processes than the main one, nor where the path is a file; nothing is uploaded then."""
+    """Only the main process writes them, and only if the path is no file; nothing is uploaded otherwise."""
     monkeypatch.setattr(saving, "push_to_hub", lambda *_, **__: pytest.fail("uploads"))
     (tmp_path / "file").write_text("mine")
     for folder, main in ((tmp_path / "other", False), (tmp_path / "file", True)):
@@ -468,7 +469,7 @@ def test_push_to_hub(card: str | None, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_import_infini_stays_cheap() -> None:
-    """Neither torch nor transformers; `from infini import inject` brings both."""
+    """It imports neither torch nor transformers; `from infini import inject` brings both."""
     code = "import sys, infini; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert infini.inject is inject

@@ -31,7 +31,7 @@ def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def loss_in_calls(model: Any, ids: torch.Tensor, calls: list[int], detach: bool = False) -> torch.Tensor:
-    """Of all tokens, with the state carried from call to call."""
+    """The loss of all tokens, with the state carried from call to call."""
     cache, parts = InfiniCache(model), []
     for part in ids.split(calls, 1):
         parts.append(model(part, past_key_values=cache, use_cache=True).logits)
@@ -131,7 +131,7 @@ def test_gates_have_a_rate_of_their_own_and_no_decay() -> None:
 
 
 def test_a_rate_of_gates_that_are_all_frozen_is_refused() -> None:
-    """As of an adapter without GATE_MODULES, whose gates would stay shut without a word."""
+    """An adapter without GATE_MODULES is such a case: its gates would stay shut without a message."""
     peft = pytest.importorskip("peft")
     options = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     lora = peft.get_peft_model(tiny_llm(dtype=torch.float32), peft.LoraConfig(**options))
@@ -204,7 +204,7 @@ def test_reentrant_checkpointing_cuts_no_gradient_silently() -> None:
     with torch.no_grad():
         model(ids[:, N:], past_key_values=cache.fork(), use_cache=True)
     model(ids[:, N:], past_key_values=cache.detach(), use_cache=True).logits.sum().backward()
-    # Where nothing is trained, none is missing.
+    # If nothing is trained, no gradient is missing.
     model = tiny_llm().train().requires_grad_(False)
     model.activation_checkpointing_enable({"use_reentrant": True})
     model.disable_input_require_grads()
@@ -226,7 +226,7 @@ def test_every_gate_has_a_gradient_whatever_the_length(tokens: int) -> None:
 
 
 def test_length_extension_in_a_loop_of_ones_own() -> None:
-    """As docs/how-to/llm.md shows it, and as the suite does it."""
+    """The loop is that of docs/how-to/llm.md, and its outcome that of the suite."""
     model, ids, factor_B = tiny_llm(rule="linear", input_gate="sigmoid"), prompt(2, 4 * N), torch.tensor([50.0, 400.0])
     cache = InfiniCache(model)
     parts = [model.model(ids[:, :N], past_key_values=cache, use_cache=True).last_hidden_state]
