@@ -142,7 +142,9 @@ def main() -> None:
             step()
             found.append(step())
         N = make_model(**made).segment_length
-        found += [decoding_calls(make_model(**made), 2 * N + slot) for slot in (SEGMENT // 2, N - 1)]
+        for slot in (SEGMENT // 2, N - 1):
+            # The second of two: the tables of rotations, which a process keeps, are there.
+            found.append([decoding_calls(make_model(**made), 2 * N + slot) for _ in range(2)][-1])
         counts = " ".join(f"{len(calls.reads):4} of {calls.operators:6}" for calls in found)
         print(f"{counted_id(options):40} {counts}")
 
