@@ -546,20 +546,34 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [("parallel=ddp", "parallel.nodes=2"), ("parallel=fsdp2",)], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("more", "backend"),
+    [(("parallel=ddp", "parallel.nodes=2"), "static"), (("parallel=fsdp2",), "static"), (("parallel=fsdp2",), "c10d")],
+    ids=["ddp", "fsdp2", "fsdp2-c10d"],
+)
 def test_torchrun_starts_a_process_on_each_of_two_nodes(
-    more: tuple[str, ...], straight: Path, corpus: Path, tmp_path: Path
+    more: tuple[str, ...], backend: str, straight: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    """Two that this host stands for. Each node has a local rank 0; rank 0 of all alone writes."""
+    """Two that this host stands for. Each node has a local rank 0; rank 0 of all alone writes. With c10d, as
+    docs/how-to/cluster.md shows it, all nodes get the same command and agree on who is which."""
     results, port = tmp_path / "results", free_port()
+    meets = {
+        "static": ("--master-addr=127.0.0.1", f"--master-port={port}"),
+        "c10d": (
+            *("--rdzv-id=7", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"),
+            # The name of this host may have no address.
+            "--local-addr=127.0.0.1",
+        ),
+    }[backend]
     nodes = [
         start(
             corpus,
             results,
             *more,
             launcher=(
-                *("-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1"),
-                *("--master-addr=127.0.0.1", f"--master-port={port}", "-m", "infini"),
+                *("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *meets),
+                *((f"--node-rank={node}",) if backend == "static" else ()),
+                *("-m", "infini"),
             ),
         )
         for node in range(2)
@@ -571,6 +585,8 @@ def test_torchrun_starts_a_process_on_each_of_two_nodes(
         for made in nodes:
             made.kill()
     assert [made.returncode for made in nodes] == [0, 0], said
+    if backend == "c10d":
+        said.sort(key=lambda text: "trained " not in text)
     assert [said[0].count(word) for word in ("trained ", "record: ")] == [1, 1]
     assert not any(word in said[1] for word in ("trained ", "record: "))
     assert_equal_runs(straight, results)
