@@ -221,6 +221,22 @@ def test_words_for_slurm_are_keys_of_its_launcher(line: str) -> None:
     assert {key: made[key] for key in settings} == settings
 
 
+def test_torchrun_passes_on_the_signals_of_the_page() -> None:
+    """The one before the end of the job's time, and those for which the page names an option."""
+    run = pytest.importorskip("torch.distributed.run")
+    text = PAGE.read_text(encoding="utf-8")
+    in_script, with_option = re.findall(r"^(?:srun )?torchrun (--.*)$", text, re.MULTILINE)
+    handled = [
+        set(run.get_args_parser().parse_args(shlex.split(line)).signals_to_handle.split(","))
+        for line in (in_script, with_option)
+    ]
+    ((name, seconds),) = re.findall(r"^#SBATCH --signal=([A-Z0-9]+)@(\d+)$", text, re.MULTILINE)
+    assert f"SIG{name}" in handled[0] & {"SIGTERM", "SIGUSR1", "SIGUSR2"}
+    # After the signal torchrun waits for its processes that long.
+    assert int(seconds) > 30
+    assert handled[1] - handled[0] == {"SIGUSR1", "SIGUSR2"}
+
+
 @pytest.mark.usefixtures("elsewhere", "open_streams")
 @pytest.mark.parametrize("line", ON_SLURM)
 def test_words_for_slurm_are_in_the_script_of_its_jobs(

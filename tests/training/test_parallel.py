@@ -539,6 +539,45 @@ def test_torchrun_starts_the_processes(setup: str, straight: Path, corpus: Path,
     assert "infini: error: parallel.devices=4: torchrun started 2; set this number, or leave the key out" in said
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+FORWARDED = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+LONG = ("parallel=ddp", "recipe.steps=200")
+
+
+@pytest.fixture(scope="module")
+def long_by_torchrun(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    results = tmp_path_factory.mktemp("torchrun") / "results"
+    made = start(corpus, results, *LONG, launcher=(*TORCHRUN, "-m", "infini"))
+    said = made.communicate(timeout=200)[0]
+    assert made.returncode == 0, said
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "more"), [(signal.SIGTERM, ()), (signal.SIGUSR1, (FORWARDED,))])
+def test_a_signal_to_torchrun_saves_and_stops_all(
+    number: signal.Signals, more: tuple[str, ...], corpus: Path, tmp_path: Path, long_by_torchrun: Path
+) -> None:
+    """Schedulers send it there. torchrun forwards the signals that it handles, and waits for its processes."""
+    results = tmp_path / "results"
+    launcher = (*TORCHRUN, *more, "-m", "infini")
+    stopped = start(corpus, results, *LONG, launcher=launcher)
+    when(lambda: list(results.glob("unfinished/*/step-*.ckpt")))
+    stopped.send_signal(number)
+    said = stopped.communicate(timeout=60)[0]
+    assert stopped.returncode not in (0, -number), said
+    (step,) = re.findall(
+        r"infini: interrupted; stopped after step (\d+)\. The last good checkpoint is of step \1:", said
+    )
+    assert int(step) < 200 and list(results.glob(f"unfinished/*/step-{int(step):08d}-*.ckpt"))
+    resumed = start(corpus, results, *LONG, launcher=launcher)
+    said = resumed.communicate(timeout=200)[0]
+    assert resumed.returncode == 0, said
+    assert f"resuming from step {step} of 200" in said
+    assert run_of(results).series["loss_curve"] == run_of(long_by_torchrun).series["loss_curve"]
+    assert all(torch.equal(mine, weights(long_by_torchrun)[name]) for name, mine in weights(results).items())
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
