@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import math
@@ -94,6 +95,48 @@ def test_make_fills_the_tables_at_the_scale_of_a_gpu() -> None:
     reports = {line[1] for line in words if line[0] == "reproduce" and "scale=gpu" in line}
     assert reports == {"report=table2_lm", "report=table3_passkey", "report=table4_booksum"}
     assert ["bench", "suite=paper", "recipe.batch_size=1"] in words
+
+
+def marked_gpu(folder: Path) -> set[str]:
+    """Names of the tests in a folder that are marked `gpu`: by a decorator, by a name of any module that holds the mark
+    (as a list of devices for parametrize), or by the `pytestmark` of their module."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))]
+
+    def assigned(tree: ast.Module, what: re.Pattern[str]) -> set[str]:
+        """Names of the module whose values contain this."""
+        nodes = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+        targets = [(node.targets if isinstance(node, ast.Assign) else [node.target], node) for node in nodes]
+        return {ast.unparse(each) for names, node in targets if what.search(ast.unparse(node)) for each in names}
+
+    mark = re.compile(r"\bmark\.gpu\b")
+    lists = set().union(*(assigned(ast.parse(text), mark) for text in texts if mark.search(text))) - {"pytestmark"}
+    marked = re.compile("|".join([mark.pattern, *(rf"\b{re.escape(name)}\b" for name in lists)]))
+    found = set()
+    for tree in (ast.parse(text) for text in texts if marked.search(text)):
+        everything = "pytestmark" in assigned(tree, marked)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                if everything or any(marked.search(ast.unparse(each)) for each in node.decorator_list):
+                    found.add(node.name)
+    return found
+
+
+def test_the_page_names_all_tests_that_need_a_gpu() -> None:
+    page = (ROOT / "docs" / "how-to" / "many_devices.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)(?:\[cuda\])?`", page.partition("\n## Not run for want of hardware\n")[2]))
+    assert named == marked_gpu(ROOT / "tests")
+
+
+def test_tests_that_need_a_gpu_are_found_however_they_are_marked(tmp_path: Path) -> None:
+    a, b, c = (
+        "from pytest import mark, param\nWHERE = [1, param(2, marks=mark.gpu)]\n",
+        "import pytest\n@pytest.mark.gpu\n@other\ndef test_a(): ...\n@pytest.mark.parametrize('x', WHERE)\n"
+        "def test_b(): ...\n@pytest.mark.slow\ndef test_c(): ...\n",
+        "import pytest\npytestmark = [pytest.mark.slow, pytest.mark.gpu]\ndef test_d(): ...\n",
+    )
+    for name, text in (("a", a), ("b", b), ("c", c)):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    assert marked_gpu(tmp_path) == {"test_a", "test_b", "test_d"}
 
 
 def test_commands_of_a_makefile_are_read_wherever_they_stand() -> None:
