@@ -420,6 +420,21 @@ def test_the_model_on_paper_is_what_its_assumptions_give() -> None:
     assert f"are {2 * 2 * heads * size * layers * 2**20 / 1e9:.0f} GB" in page
 
 
+def test_the_bytes_of_a_boundary_are_those_of_their_formulas() -> None:
+    """tests/nn/test_sequence_parallel.py measures the formulas themselves."""
+    page = (ROOT / "docs" / "how-to" / "many_devices.md").read_text(encoding="utf-8")
+    formulas = dict(re.findall(r"^- (Linear(?: \+ Delta)?): 4 B G K \((K \+ )?V \+ 1\) R$", page, re.MULTILINE))
+    assert formulas == {"Linear": "", "Linear + Delta": "K + "}
+    assert "R = 1 + ceil(log2(W - 1)) the rounds" in page
+    megabytes = r"([\d.]+) MB"
+    said = re.search(f"a Linear layer sends {megabytes}, a Delta layer {megabytes}", page)
+    assert said and "With 8 heads of 128, one row and 8 ranks a Linear layer" in page
+    heads, size, rounds = 8, 128, 1 + math.ceil(math.log2(8 - 1))
+    sent = [4 * heads * size * columns * rounds for columns in (size + 1, 2 * size + 1)]
+    assert sent == [2_113_536, 4_210_688]  # by hand, with 4 rounds
+    assert list(said.groups()) == [f"{number / 1e6:.1f}" for number in sent]
+
+
 def test_the_keys_found_in_a_million_tokens_are_those_of_their_table() -> None:
     titles = {
         "With a penalty on writes (ours)": ("{}, scratch, penalty on writes", "published"),
