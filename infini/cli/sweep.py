@@ -118,8 +118,16 @@ def _launcher(words: Sequence[str]) -> str | None:
 
 
 def _said_by_launcher(error: Exception) -> str:
-    """The first sentence of an error of a launcher; submitit begins a new line inside it, after the name of the job."""
+    """The first sentence of an error of a launcher.
+
+    submitit begins a new line inside it, after the name of the job. Of a job that failed before its command began it
+    shows the traceback, whose last line is the cause.
+    """
     said = str(error).strip().replace("\nhas not produced", " has not produced") or type(error).__name__
+    sentence, traced, rest = said.partition(" with trace:\n")
+    if traced:
+        trace = rest.rpartition("\n---")[0].rstrip(" \n") or rest
+        return f"{sentence}: {trace.splitlines()[-1]}".rstrip(".")
     return said.splitlines()[0].rstrip(".")
 
 

@@ -167,6 +167,13 @@ def test_what_cannot_be_shared_is_one_line(words: list[str], says: str, capsys: 
             "Job 7 (task: 0) with path 7_0_result.pkl has not produced any output (state: FINISHED)",
         ),
         ("Job not requeued because: timed-out too many times.", "Job not requeued because: timed-out too many times"),
+        (
+            "Job (task=0) failed during processing with trace:\n----------------------\n"
+            'Traceback (most recent call last):\n  File "submission.py", line 55, in process_job\n    load()\n'
+            "-------\nModuleNotFoundError: No module named 'in_jobs'\n\n----------------------\n"
+            "You can check full logs with 'job.stderr(0)' and 'job.stdout(0)'or at paths:",
+            "Job (task=0) failed during processing: ModuleNotFoundError: No module named 'in_jobs'",
+        ),
         ("", "RuntimeError"),
     ],
 )
