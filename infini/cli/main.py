@@ -38,10 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with robust_streams(patient=verb is not None and not verb.needs_reader) as finish, headless_matplotlib():
         try:
             # Schedulers send this signal before they kill.
-            with as_interrupt("SIGTERM"):
+            @as_interrupt("SIGTERM")
+            def run() -> int:
                 code = _dispatch(arguments)
                 finish()
                 return code
+
+            return run()
         except KeyboardInterrupt as stopped:
             return _interrupted(verb, str(stopped))
         except Exception as error:

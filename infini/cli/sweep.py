@@ -181,11 +181,19 @@ def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
                 print(f"{command}: done before", flush=True)
                 return 0
         print(command, flush=True)
+        code: int | None = None
+        stopped = True
         with written_records() as run_ids:
-            code = verbs()[name].run(job, overrides)
-        # A job without a record, as of a part of an evaluation, is run again: it reads its results from a cache.
-        if mark is not None and not code and run_ids:
-            write_atomically(mark, "".join(f"{run_id}\n" for run_id in run_ids).encode())
+            try:
+                code = verbs()[name].run(job, overrides)
+                stopped = False
+            finally:
+                # A training writes its record last. A scheduler's signal after that, as while curves are sent, must
+                # not train once more. A job without a record, as of a part of an evaluation, is run again: it reads
+                # its results from a cache.
+                done = name == "train" if stopped else not code
+                if mark is not None and done and run_ids:
+                    write_atomically(mark, "".join(f"{run_id}\n" for run_id in run_ids).encode())
         return code
 
     return _outcome([name, *overrides], run)

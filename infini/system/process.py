@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 _LOOKALIKES = {
     "\N{EM DASH}": "-",
@@ -56,6 +57,8 @@ OUTPUT = "standard output"
 """The file name in errors of standard output."""
 QUEUES_AGAIN = "SignalHandler.checkpoint_and_try_requeue"
 """Qualified name of submitit's handler of the signal with which a scheduler ends a job."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _PatientFile(io.FileIO):
@@ -145,36 +148,58 @@ class _Interrupt:
 
     came = False
     """Whether the signal has come."""
+    late = False
+    """Whether it has come after the end of what it could stop."""
+    ended = False
 
     def __call__(self, number: int, frame: Any) -> None:
         self.came = True
+        if self.ended:
+            self.late = True
+            return
         raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
-def as_interrupt(name: str, unless_handled: bool = False) -> Iterator[None]:
-    """Treat a signal as Ctrl-C inside the block, in the main thread and where the system has it.
+def as_interrupt(name: str, unless_handled: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: treat a signal as Ctrl-C inside a function, in the main thread and where the system has it.
 
-    unless_handled: an existing handler, such as a launcher's, stays. submitit's handler, which queues the job again
-    and ends the process, is called after the block, so that the block can save its work first.
+    A signal that is ignored stays ignored. unless_handled: an existing handler, such as a launcher's, stays. submitit's
+    handler, which queues the job again and ends the process, is called after the function, so that the function can
+    save its work first.
     """
-    number: signal.Signals | None = getattr(signal, name, None)
-    if number is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(number)
-    queues_again = unless_handled and getattr(before, "__qualname__", "") == QUEUES_AGAIN
-    if unless_handled and not queues_again and before is not signal.SIG_DFL:
-        yield
-        return
-    handler = _Interrupt()
-    signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-        if queues_again and handler.came:
-            signal.raise_signal(number)
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def interrupted(*args: P.args, **kwargs: P.kwargs) -> R:
+            number: signal.Signals | None = getattr(signal, name, None)
+            if number is None or threading.current_thread() is not threading.main_thread():
+                return function(*args, **kwargs)
+            before = signal.getsignal(number)
+            queues_again = unless_handled and getattr(before, "__qualname__", "") == QUEUES_AGAIN
+            stays = unless_handled and not queues_again and before is not signal.SIG_DFL
+            if stays or before is signal.SIG_IGN:
+                return function(*args, **kwargs)
+            handler = _Interrupt()
+            # A signal may come between any two lines. One that comes before the handler knows of the end interrupts
+            # the inner block, or its end; the outer block then still puts back what was there. A context manager could
+            # not do this: what comes as its __exit__ is called skips it.
+            try:
+                try:
+                    signal.signal(number, handler)
+                    return function(*args, **kwargs)
+                finally:
+                    handler.ended = True
+            finally:
+                handler.ended = True
+                signal.signal(number, before)
+                if queues_again and handler.came:
+                    signal.raise_signal(number)
+                elif handler.late:
+                    raise KeyboardInterrupt
+
+        return interrupted
+
+    return decorated
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The command line: help without torch, one line for every mistake, sweeps, and the frozen surface."""
 
+import contextlib
 import dataclasses
 import errno
 import importlib
@@ -519,6 +520,28 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
     assert not list((tmp_path / "outputs").glob("**/sweep-*"))
     assert cli.main(["train", "-m", "seed=1,2"]) == 0
     assert [cfg.seed for cfg, *_ in recorded] == [1, 2, 3, 4, 1, 2]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_job_that_a_signal_stops_after_its_record_is_done(
+    stop: type[BaseException], recorded: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """submitit's handler of the signal, which queues the job again, ends the process by SystemExit."""
+    run = sys.modules["infini.runs.train"].run
+
+    def stopped(cfg: Config, overrides: list[str]) -> int | None:
+        code: int | None = run(cfg, overrides)
+        if cfg.seed == 2:
+            raise stop
+        return code
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["infini.runs.train"], "run", stopped)
+        with contextlib.suppress(SystemExit):
+            assert cli.main(["train", "-m", "seed=1,2,3"]) == cli.INTERRUPTED
+    assert cli.main(["train", "-m", "seed=1,2,3"]) == 0
+    assert "infini train seed=2: done before\n" in capsys.readouterr().out
+    assert [cfg.seed for cfg, *_ in recorded] == [1, 2, 3]
 
 
 def test_a_sweep_that_ends_takes_no_other_process_of_it_down(
