@@ -57,6 +57,8 @@ OUTPUT = "standard output"
 """The file name in errors of standard output."""
 QUEUES_AGAIN = "SignalHandler.checkpoint_and_try_requeue"
 """Qualified name of submitit's handler of the signal with which a scheduler ends a job."""
+PASSES_OVER = "SignalHandler.bypass"
+"""Of its handler of signals that change nothing, among them SIGTERM."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -203,18 +205,37 @@ def as_interrupt(name: str, unless_handled: bool = False) -> Callable[[Callable[
 
 
 @contextlib.contextmanager
+def ignored_where_passed_over() -> Iterator[None]:
+    """Where submitit's handler passes SIGTERM over, a process that is started inside the block ignores it.
+
+    It inherits that; the handler itself it would not.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    passed_over = getattr(before, "__qualname__", "") == PASSES_OVER
+    if not passed_over or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def redirected_interrupts(act: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Yields a function. After it is called, until the end of the block, signals that raise KeyboardInterrupt at the
-    start of the block call act() instead. Nothing happens in other threads than the main one.
+    start of the block call act() instead, and the others have the handlers that they had then. Nothing happens in other
+    threads than the main one.
     """
-    before: dict[signal.Signals, Any] = {}
+    at_start: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in signal.Signals}
-        before = {
-            number: handler
-            for number, handler in handlers.items()
-            if handler is signal.default_int_handler or isinstance(handler, _Interrupt)
-        }
+        at_start = {number: signal.getsignal(number) for number in signal.Signals}
+    before = {
+        number: handler
+        for number, handler in at_start.items()
+        if handler is signal.default_int_handler or isinstance(handler, _Interrupt)
+    }
 
     def redirected(number: int, frame: Any) -> None:
         # A handler keeps whether its signal has come.
@@ -223,8 +244,12 @@ def redirected_interrupts(act: Callable[[], None]) -> Iterator[Callable[[], None
         act()
 
     def redirect() -> None:
-        for number in before:
-            signal.signal(number, redirected)
+        for number, handler in at_start.items():
+            if number in before:
+                signal.signal(number, redirected)
+            elif signal.getsignal(number) != handler:
+                # Lightning, which stops on SIGTERM, does not leave it to submitit's handler or to be ignored.
+                signal.signal(number, handler)
 
     try:
         yield redirect

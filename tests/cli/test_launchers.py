@@ -6,6 +6,9 @@ import logging
 import os
 import re
 import shlex
+import signal
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ ON_SLURM = [
     if "hydra/launcher=submitit_slurm" in line
 ]
 """Commands for Slurm, as the page shows them."""
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up processes in /proc")
 IN_SCRIPT = {"partition": "partition", "gpus_per_node": "gpus-per-node", "timeout_min": "time"}
 """Keys of the launcher and what sbatch calls them."""
 
@@ -89,19 +93,40 @@ def in_jobs_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(in_jobs.__file__).parent), prepend=os.pathsep)
 
 
+TWO_RANKS = ("parallel=ddp", "parallel.devices=2")
+AS_SLURM = {3: signal.SIGTERM, 5: signal.SIGUSR2}
+"""Signals to a job that makes room for another: step to signal. submitit passes the first over."""
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("elsewhere", "in_jobs_found")
+@pytest.mark.parametrize(
+    ("more", "signals", "ranks"),
+    [
+        ((), {5: signal.SIGUSR2}, "0"),
+        (TWO_RANKS, {5: signal.SIGUSR2}, "0"),
+        pytest.param(TWO_RANKS, AS_SLURM, "all", marks=needs_proc),
+    ],
+    ids=["one device", "two devices", "two devices, all signalled"],
+)
 def test_a_job_of_submitit_that_is_preempted_is_queued_again_and_trains_on(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    more: tuple[str, ...],
+    signals: dict[int, signal.Signals],
+    ranks: str,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    assert cli.main(["train", *of_training(corpus, tmp_path / "straight")]) == 0
-    monkeypatch.setattr(sweep, "_job", in_jobs.preempted_in_step_5)
-    line = ["train", "-m", *of_training(corpus, tmp_path / "results"), *LAUNCHERS["submitit_local"]]
+    assert cli.main(["train", *of_training(corpus, tmp_path / "straight"), *more]) == 0
+    monkeypatch.setattr(sweep, "_job", partial(in_jobs.signalled, signals, ranks))
+    line = ["train", "-m", *of_training(corpus, tmp_path / "results"), *more, *LAUNCHERS["submitit_local"]]
     assert cli.main(line) == 0, capfd.readouterr().err
     (said,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.err"))
     (log,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.out"))
     assert said.count("Caught signal SIGUSR2") == log.count("Requeued job") == 1, said
+    assert said.count("Bypassing signal SIGTERM") == list(signals.values()).count(signal.SIGTERM)
     # It would be step 4 without the step in which the signal came.
     assert said.count("resuming from step") == said.count("resuming from step 5 of 7") == 1, said
     assert outcome(tmp_path / "results") == outcome(tmp_path / "straight")
@@ -215,14 +240,19 @@ def test_the_page_shows_a_sweep_and_a_table_on_slurm() -> None:
     assert all(slurm_settings(line)["partition"] == "gpu" for line in ON_SLURM)
 
 
+def launcher_of(words: Sequence[str]) -> Any:
+    """The configuration of the launcher that words of Hydra name."""
+    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
+        engine = GlobalHydra.instance().hydra
+        assert engine is not None
+        return engine.compose_config("config", list(words), RunMode.MULTIRUN).hydra.launcher
+
+
 @pytest.mark.parametrize("line", ON_SLURM)
 def test_words_for_slurm_are_keys_of_its_launcher(line: str) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     words = [word for word in shlex.split(line) if key_of(word).startswith("hydra")]
-    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
-        engine = GlobalHydra.instance().hydra
-        assert engine is not None
-        made = engine.compose_config("config", words, RunMode.MULTIRUN).hydra.launcher
+    made = launcher_of(words)
     assert made["_target_"].rpartition(".")[2] == "SlurmLauncher"
     settings = slurm_settings(line)
     assert {key: made[key] for key in settings} == settings

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,24 @@ SECONDS = 120
 """For which a process waits, at most."""
 
 
-def preempted_in_step_5(name: str, marks: Path | None, cfg: Any) -> str | None:
-    """A job of a sweep. In step 5 of its training it gets the signal that submitit sends at the end of its time."""
+def signalled(signals: Mapping[int, signal.Signals], ranks: str, name: str, marks: Path | None, cfg: Any) -> str | None:
+    """A job of a sweep. In a step of its training it gets the signal of that step, from 1 on.
+
+    ranks: "all", or rank 0 alone.
+    """
     from infini.training.module import LanguageModelModule
 
     real = LanguageModelModule.training_step
 
-    def signalled(self: LanguageModelModule, batch: Any, index: int) -> Any:
-        if self.global_step + 1 == 5:
-            os.kill(os.getpid(), signal.SIGUSR2)
+    def step(self: LanguageModelModule, batch: Any, index: int) -> Any:
+        me = os.getpid()
+        if (number := signals.get(self.global_step + 1)) is not None:
+            others = Path(f"/proc/{me}/task/{me}/children").read_text().split() if ranks == "all" else []
+            for process in (*map(int, others), me):
+                os.kill(process, number)
         return real(self, batch, index)
 
-    LanguageModelModule.training_step = signalled  # type: ignore[method-assign]
+    LanguageModelModule.training_step = step  # type: ignore[method-assign]
     return _job(name, marks, cfg)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,9 @@ class SignalHandler:
     def checkpoint_and_try_requeue(self, number: int, frame: Any) -> None:
         self.asked += 1
         raise SystemExit(-1)
+
+    def bypass(self, number: int, frame: Any) -> None:
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +113,14 @@ def test_an_ignored_signal_stays_ignored(options: dict[str, bool]) -> None:
         return "done"
 
     assert work() == "done"
+
+
+@pytest.mark.parametrize("launched", [True, False], ids=["a job of submitit", "a shell"])
+def test_processes_of_a_job_ignore_what_submitit_passes_over(launched: bool) -> None:
+    handler: Any = SignalHandler().bypass if launched else signal.SIG_DFL
+    signal.signal(signal.SIGTERM, handler)
+    code = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)"
+    with process.ignored_where_passed_over():
+        said = subprocess.run([sys.executable, "-S", "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said.strip() == str(launched)
+    assert signal.getsignal(signal.SIGTERM) == handler

@@ -231,10 +231,57 @@ def handlers_put_back() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def preempted(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Signals as Slurm sends them to a job that makes room for others: SIGTERM, which submitit ignores, and SIGUSR2."""
+    load, step, save = (
+        train_command.load_data_module,
+        LanguageModelModule.training_step,
+        lightning.Trainer.save_checkpoint,
+    )
+
+    def loaded(cfg: Any) -> Any:
+        if moment == "data is prepared":
+            signal.raise_signal(signal.SIGUSR2)
+        return load(cfg)
+
+    def stepped(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == 3:
+            signal.raise_signal(signal.SIGTERM)
+        if self.global_step + 1 == 5:
+            for _ in range({"in a step": 1, "twice": 2}.get(moment, 0)):
+                signal.raise_signal(signal.SIGUSR2)
+        return step(self, batch, index)
+
+    def saved(self: lightning.Trainer, path: Any, *more: Any, **options: Any) -> None:
+        save(self, path, *more, **options)
+        # The file does not have its name yet.
+        if self.global_step == 4 and moment == "a checkpoint is written":
+            signal.raise_signal(signal.SIGUSR2)
+
+    monkeypatch.setattr(train_command, "load_data_module", loaded)
+    monkeypatch.setattr(LanguageModelModule, "training_step", stepped)
+    monkeypatch.setattr(lightning.Trainer, "save_checkpoint", saved)
+
+
 @pytest.mark.usefixtures("handlers_put_back")
-@pytest.mark.parametrize("again", [True, False], ids=["queued again", "timed out too often"])
+@pytest.mark.parametrize(
+    ("moment", "again"),
+    [
+        ("in a step", True),
+        ("in a step", False),
+        ("twice", True),
+        ("data is prepared", True),
+        ("a checkpoint is written", True),
+    ],
+    ids=["queued again", "timed out too often", "twice", "data is prepared", "a checkpoint is written"],
+)
 def test_submitit_asks_slurm_for_another_start_once_the_step_is_saved(
-    again: bool, corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
+    moment: str,
+    again: bool,
+    corpus: Path,
+    tmp_path: Path,
+    straight: tuple[Any, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Slurm kills a job when it queues it again. submitit's own handlers of signals ask an scontrol that keeps what it
     is asked, and which checkpoint there is."""
@@ -245,7 +292,7 @@ def test_submitit_asks_slurm_for_another_start_once_the_step_is_saved(
     results, programs, asked = tmp_path / "results", tmp_path / "programs", tmp_path / "asked"
     programs.mkdir()
     scontrol = programs / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\n{{ echo "$@"; cd "{results}/unfinished"; ls */*.ckpt; }} > "{asked}"\n')
+    scontrol.write_text(f'#!/bin/sh\n{{ echo "$@"; cd "{results}/unfinished" && ls */*.ckpt; }} >> "{asked}"; true\n')
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     set_all(monkeypatch, SLURM | {"SUBMITIT_EXECUTOR": "slurm"})
@@ -254,30 +301,23 @@ def test_submitit_asks_slurm_for_another_start_once_the_step_is_saved(
     submitted.set_timeout(5, int(again))
     SlurmJobEnvironment()._handle_signals(JobPaths(tmp_path, "7"), submitted)
     handler = signal.getsignal(signal.SIGUSR2)
-    real = LanguageModelModule.training_step
-
-    def preempted(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
-        if self.global_step + 1 == 5:
-            # submitit ignores the first; as Slurm sends them to a job that makes room for others.
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGUSR2)
-        return real(self, batch, index)
-
     overrides = words(corpus, results)
     with monkeypatch.context() as patch:
-        patch.setattr(LanguageModelModule, "training_step", preempted)
+        preempted(patch, moment)
         with pytest.raises((SystemExit, UncompletedJobError, KeyboardInterrupt)) as ended:
             train_command.train(compose(overrides), overrides)
     assert ended.type is (SystemExit if again else UncompletedJobError)
     assert signal.getsignal(signal.SIGUSR2) == handler
-    assert list(results.glob("unfinished/*/step-00000005-*.ckpt"))
+    started = moment != "data is prepared"
+    assert bool(list(results.glob("unfinished/*/step-00000005-*.ckpt"))) is started
     if again:
         asks, *points = asked.read_text().splitlines()
-        assert asks == "requeue 7" and "step-00000005-" in points[-1]
+        assert asks == "requeue 7" and not any("requeue" in point for point in points)
+        assert (not started and not points) or "step-00000005-" in points[-1]
         assert (tmp_path / "7_submitted.pkl").exists()
     else:
         assert not asked.exists()
-    assert train_command.train(compose(overrides), overrides).cost["resumed"]
+    assert train_command.train(compose(overrides), overrides).cost["resumed"] is started
     assert outcome(results) == straight
 
 
