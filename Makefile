@@ -43,7 +43,7 @@ $(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# What builds the site.
+# The tools that build the site.
 $(DOCS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
@@ -104,8 +104,8 @@ clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What was never run on a GPU first: the tests that need one, then the benches, then the tables. Started again it goes on
-# where it was stopped: a test run and a bench that ended leave a file here, tables resume by themselves.
+# Checks that have never run on a GPU come first: the tests that need one, then the benches, then the tables. If restarted,
+# it resumes: a test run and a bench that ended leave a file here, and tables resume by themselves.
 # Encoder-decoders need transformers, which `.[dev]` installs.
 GPU := outputs/gpu
 ENDED = @mkdir -p $(@D) && touch $@
@@ -116,7 +116,7 @@ gpu: $(DEV) $(GPU)/data $(GPU)/tests $(GPU)/paper $(GPU)/paper_models $(GPU)/lay
 		report.run=[linear_zero_shot,delta_zero_shot,linear_finetuned,delta_finetuned]
 	$(BIN)/infini reproduce report=table4_booksum scale=gpu
 
-# Without its texts a table would be filled from a made-up corpus, after hours of benches.
+# If its texts were missing, a table would be filled from a made-up corpus, after hours of benches.
 $(GPU)/data: $(DEV)
 	$(BIN)/python -m infini.runs.has_data pg19 arxiv_math booksum
 	$(ENDED)

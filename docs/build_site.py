@@ -168,7 +168,7 @@ def figures_by_table(tables: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "results" / "figures").glob("*.png")):
         name = re.sub(r"_(arxiv_math|pg19)_(laptop|gpu|paper)", r"_\2", path.stem)
-        # Of names that begin alike the longest is meant.
+        # If several table names fit, the longest is meant.
         of = max((table for table in tables if name.startswith(table)), key=len, default="")
         found.setdefault(of, []).append(path.stem)
     return found
