@@ -26,6 +26,7 @@ from infini import records
 from infini.cli import main as cli
 from infini.cli import sweep
 from infini.config.schema import key_of
+from infini.evaluation import perplexity
 
 LAUNCHERS = {
     "submitit_local": ["hydra/launcher=submitit_local"],
@@ -132,6 +133,27 @@ def test_a_job_of_submitit_that_is_preempted_is_queued_again_and_trains_on(
     assert outcome(tmp_path / "results") == outcome(tmp_path / "straight")
     (run,) = records.load_records(tmp_path / "results")
     assert run.cost["resumed"] and not list((tmp_path / "results" / "unfinished").glob("*"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere", "in_jobs_found")
+def test_an_evaluation_that_is_preempted_resumes_after_its_last_answer(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 1)
+    results, settings = tmp_path / "results", of_training(corpus, tmp_path / "results")
+    words = ["eval", *read_by(["eval"], settings)]
+    assert cli.main(["train", *settings]) == cli.main(words) == 0
+    monkeypatch.setattr(sweep, "_job", in_jobs.preempted_after_two_answers)
+    assert cli.main(["eval", "-m", *words[1:], *LAUNCHERS["submitit_local"]]) == 0, capfd.readouterr().err
+    (log,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.out"))
+    assert log.count("Requeued job") == 1
+    measured = (results / "measured").read_text(encoding="utf-8").splitlines()
+    assert len(measured) == len(set(measured)) > 2
+    straight, resumed = (run for run in records.load_records(results) if run.verb == "eval")
+    assert (straight.cost["resumed"], resumed.cost["resumed"]) == (False, True)
+    assert (resumed.results, resumed.documents) == (straight.results, straight.documents)
 
 
 @pytest.mark.slow
@@ -256,6 +278,36 @@ def test_words_for_slurm_are_keys_of_its_launcher(line: str) -> None:
     assert made["_target_"].rpartition(".")[2] == "SlurmLauncher"
     settings = slurm_settings(line)
     assert {key: made[key] for key in settings} == settings
+
+
+@pytest.mark.usefixtures("elsewhere", "open_streams")
+def test_the_limits_of_jobs_of_submitit_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the configuration for Slurm; the local executor has defaults of its own, which it gives to its jobs."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    from submitit.core.utils import DelayedSubmission
+    from submitit.local import local
+
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines()]
+    shown = [row for row in rows if len(row) == 3 and row[1].startswith("`hydra.launcher.")]
+    on_slurm = {key: int(value) for _, text, _ in shown for key, value in re.findall(r"launcher\.(\w+)`\D*(\d+)", text)}
+    here = [
+        on_slurm[key] if text == "the same" else int(text.split()[0])
+        for key, (*_, text) in zip(on_slurm, shown, strict=True)
+    ]
+    made = launcher_of(["hydra/launcher=submitit_slurm"])
+    assert on_slurm == {key: made[key] for key in ("timeout_min", "signal_delay_s", "max_num_timeout")}
+    given: dict[str, Any] = {}
+
+    def started(**options: Any) -> None:
+        given.update(options)
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(local, "start_controller", started)
+    monkeypatch.setattr(
+        DelayedSubmission, "set_timeout", lambda self, minutes, times: given.update(max_num_timeout=times)
+    )
+    assert cli.main(["train", "-m", "task=passkey", "seed=1,2", *LAUNCHERS["submitit_local"]]) == cli.USAGE_ERROR
+    assert here == [given[key] for key in on_slurm]
 
 
 def test_torchrun_passes_on_the_signals_of_the_page() -> None:
