@@ -123,17 +123,19 @@ class Report(RunReport):
     whole_documents: bool = field(default=False, metadata={"allowed": "true or false"})
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
-    untrained: bool | list[str] = False
-    """Whether the rows are pretrained models that are evaluated without a training, or which rows are. No other run
-    fills a cell of theirs."""
+    untrained: list[str] = field(default_factory=list)
+    """Rows of pretrained models that are evaluated without a training. No other run fills a cell of theirs."""
     trained_on: str | None = None
     """Task that the rows are trained on, if it is not the one that evaluates them."""
 
     def __post_init__(self) -> None:
         self.check_choices()
-        if not isinstance(self.untrained, bool):
-            known = set(self.untrained) <= set(self.models)
-            require(known, "report.untrained", self.untrained, "true, false or a list of rows of report.models")
+        require(
+            set(self.untrained) <= set(self.models),
+            "report.untrained",
+            self.untrained,
+            "must be a list of rows of report.models",
+        )
         names = self.former_names
         require(isinstance(names, list), "report.former_names", names, "a list of names")
         if self.trained_on is not None:
@@ -188,11 +190,11 @@ class Report(RunReport):
         if otherwise := self._reads_otherwise(run):
             return None, otherwise
         for name, variant in self.variants.items():
-            if self.is_untrained(name) == (run.parent is None) and variant.fits(run, trained):
+            if (name in self.untrained) == (run.parent is None) and variant.fits(run, trained):
                 return name, ""
         # A model that was trained as a variant is not the model with its default settings.
         usual = run.model in self.models and run.model not in self.variants and not trained_as
-        if usual and self.is_untrained(run.model) == (run.parent is None):
+        if usual and (run.model in self.untrained) == (run.parent is None):
             return run.model, ""
         return None, f"no row has model={run.model} with the settings of its training"
 
@@ -205,10 +207,6 @@ class Report(RunReport):
             return None
         read, about = ("whole documents", "their beginnings") if whole else ("beginnings of documents", "whole ones")
         return f"it reads {read}, this table is about {about}"
-
-    def is_untrained(self, row: str) -> bool:
-        """Whether a row is a pretrained model as it is."""
-        return self.untrained if isinstance(self.untrained, bool) else row in self.untrained
 
     def evaluation_settings(self) -> list[str]:
         """Settings of the evaluations of every row."""
@@ -315,13 +313,6 @@ class Report(RunReport):
         if self.variants and not self.variants.keys() & selection.runs.keys():
             # Another report draws the models with their default settings.
             return {}
-        gaps: Drawings = {
-            "gap_by_position": partial(draw_gap, self, selection, BY_POSITION),
-            "gap_by_place": partial(draw_gap, self, selection, BY_PLACE),
-        }
-        if self.untrained is True:
-            # Their gates are where they were put, and no training cost anything.
-            return gaps
         # One training for all tasks has the same gates whichever of them is read.
         drawn_elsewhere = self.trained_on is not None and self.task != next(iter(self.benchmarks))
         by_cost = partial(draw_costs, self, selection)
@@ -330,9 +321,12 @@ class Report(RunReport):
         seconds, where = by_seconds(self, selection, newest(of_models, scale, "train"))
         corpus = self.benchmarks[self.task]
         trained = corpus if self.trained_on is None else self.title
-        gates: Drawings = {"gates": partial(draw_gates, selection, titles=self.models, what=trained)}
+        # Gates of an untrained row are where they were put.
+        titles = {row: title for row, title in self.models.items() if row not in self.untrained}
+        gates: Drawings = {"gates": partial(draw_gates, selection, titles=titles, what=trained)}
         return {
-            **gaps,
+            "gap_by_position": partial(draw_gap, self, selection, BY_POSITION),
+            "gap_by_place": partial(draw_gap, self, selection, BY_PLACE),
             **({} if drawn_elsewhere else gates),
             "perplexity_by_memory": partial(
                 by_cost, points=memory_points(selection), label=held, unit="numbers carried"

@@ -52,7 +52,7 @@ def reproduce(
     if not made:
         raise InputError(f"scale={cfg.scale.name}: report={report.name} has no rows at this scale")
     own_settings = {row: settings for (_, row), settings in made.items()}
-    check_row_settings(own_settings, {row: not report.is_untrained(row) for row in own_settings}, overrides, console)
+    check_row_settings(own_settings, {row: row not in report.untrained for row in own_settings}, overrides, console)
 
     def words(task: str, row: str, *own: str) -> list[str]:
         base = [*of_task[task], f"model={report.model_of(row)}", *made[task, row]]
@@ -60,7 +60,7 @@ def reproduce(
 
     def one_cell(task: str, row: str, seed: int) -> str:
         cell = words(task, row, f"seed={seed}")
-        if report.is_untrained(row):
+        if row in report.untrained:
             return _fill(compose(cell), cell, worker, untrained=True)
         if report.trained_on is None:
             return _fill(compose(cell), cell, worker)

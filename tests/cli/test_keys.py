@@ -407,7 +407,7 @@ def test_a_setting_that_some_rows_have_of_their_own_is_said(
     [
         (["report=table3_passkey", "report.run=[linear_zero_shot]"], "linear_zero_shot"),
         (["report=llm_passkey", "report.run=[base,local]"], "base"),
-        (["report=llm_untrained", "task.data_dir=synthetic"], "full"),
+        (["report=llm_continual", "report.run=[full,local]", "task.data_dir=synthetic"], "full"),
         (["report=long_context"], "base"),
     ],
 )

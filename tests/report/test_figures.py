@@ -389,12 +389,22 @@ def test_gates_of_one_training_are_drawn_once() -> None:
         assert ["gates" in part.drawings("laptop", selection, []) for part in report.parts] == drawn
 
 
-@pytest.mark.parametrize("name", ["llm_continual", "llm_untrained"])
+def test_gates_that_nobody_trained_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load_report(compose(["report=llm_continual"]).report)
+    assert isinstance(report, Report)
+    run = replace(make_eval("llm", 1), series={"gates": [[0.5]]})
+    drawn: list[str] = []
+    monkeypatch.setattr(figures, "gate_heatmaps", lambda runs, *_: drawn.extend(runs) or [])
+    selection = Selection({"linear_untrained": [run], "linear": [run]}, {})
+    report.drawings("laptop", selection, [])["gates"](path=tmp_path / "gates")
+    assert drawn == ["linear"]
+
+
 def test_gaps_of_pretrained_models_have_a_logarithmic_axis(
-    name: str, tmp_path: Path, drawn_axes: list[Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, drawn_axes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn_axes.append(figure.axes[0]) or [path])
-    report = load_report(compose([f"report={name}"]).report)
+    report = load_report(compose(["report=llm_continual"]).report)
     assert isinstance(report, Report)
     runs = {row: [make_eval("llm", 1, loss)] for row, loss in (("local", 4.0), ("local_trained", 4.0), ("linear", 3.9))}
     figures.draw_gap(report, Selection(runs, {}), stats.BY_POSITION, tmp_path / "gap")
