@@ -13,7 +13,7 @@ from infini.cli.completion import keys_of_verb
 from infini.commands import Arguments, Verb, verbs
 from infini.config.lengths import parse_length
 from infini.config.schema import LISTS, groups, key_of, root_defaults
-from infini.config.typed import NoSuchKeyError
+from infini.config.typed import OTHER_NAMES, NoSuchKeyError
 from infini.errors import InputError, did_you_mean, nearest
 from infini.report.kind import ReportKind
 from infini.system.devices import check_accelerator, check_made_for
@@ -121,9 +121,7 @@ def with_keys_of(verb: Verb, error: NoSuchKeyError) -> InputError:
     if not re.fullmatch(r"\w+", error.key):
         return error
     allowed = sorted({*verb.groups, *verb.choices, *verb.keys, *verb.aliases} - verb.chosen)
-    # Trainings are counted in steps.
-    meant = {"epochs": "steps", "learning_rate": "lr"}
-    whole = _whole_key(verb, meant.get(error.key, error.key))
+    whole = _whole_key(verb, OTHER_NAMES.get(error.key, error.key))
     hint = f"; did you mean {whole!r}?" if whole else did_you_mean(error.key, allowed)
     return InputError(f"{error.shown}: no such key; allowed: {', '.join(allowed)}{hint}")
 

@@ -182,16 +182,14 @@ def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
                 return 0
         print(command, flush=True)
         code: int | None = None
-        stopped = True
         with written_records() as run_ids:
             try:
                 code = verbs()[name].run(job, overrides)
-                stopped = False
             finally:
                 # A training writes its record last. A scheduler's signal after that, as while curves are sent, must
                 # not train once more. A job without a record, as of a part of an evaluation, is run again: it reads
                 # its results from a cache.
-                done = name == "train" if stopped else not code
+                done = name == "train" if code is None else not code
                 if mark is not None and done and run_ids:
                     write_atomically(mark, "".join(f"{run_id}\n" for run_id in run_ids).encode())
         return code

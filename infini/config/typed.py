@@ -18,6 +18,8 @@ from infini.errors import InputError, did_you_mean, nearest, require
 T = TypeVar("T")
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """The smallest and the largest normal float32."""
+OTHER_NAMES = {"epochs": "steps", "learning_rate": "lr"}
+"""What users type -> the key that they mean. Trainings are counted in steps."""
 _GROUP = "names with what belongs to each, {a: ..., b: ...}"
 _NOUNS: dict[Any, str] = {
     **{int: "an integer", float: "a finite number", bool: "true or false", str: "a string", type(None): "null"},
@@ -139,7 +141,7 @@ def no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError
     else:
         # Whole keys are not compared with their siblings: their common beginning would make any two look alike.
         hint = did_you_mean(key, [name for name in known if name not in (*siblings, parent)])
-        if near := nearest("lr" if last == "learning_rate" else last, [name.rpartition(".")[2] for name in siblings]):
+        if near := nearest(OTHER_NAMES.get(last, last), [name.rpartition(".")[2] for name in siblings]):
             found = f"{parent}.{near}" if parent else near
             hint = f"; did you mean {found!r}?"
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))

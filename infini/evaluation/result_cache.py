@@ -163,7 +163,7 @@ class ResultCache:
 
     def hand_over(self, record: RunRecord, names: Sequence[str]) -> tuple[dict[str, bytes], Callable[[], None]]:
         """The file of these entries that belongs beside the record, by suffix, and a function that drops them once it
-        is on disk. Also does record_commits."""
+        is on disk. It also calls record_commits."""
         self.record_commits(record, names)
         return {".jsonl": b"".join(to_line(self.entries[name]) for name in names)}, lambda: self.drop(names)
 

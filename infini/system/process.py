@@ -57,8 +57,8 @@ OUTPUT = "standard output"
 """The file name in errors of standard output."""
 QUEUES_AGAIN = "SignalHandler.checkpoint_and_try_requeue"
 """Qualified name of submitit's handler of the signal with which a scheduler ends a job."""
-PASSES_OVER = "SignalHandler.bypass"
-"""Of its handler of signals that change nothing, among them SIGTERM."""
+IGNORES = "SignalHandler.bypass"
+"""Qualified name of submitit's handler of the signals that it ignores, among them SIGTERM."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -205,14 +205,14 @@ def as_interrupt(name: str, unless_handled: bool = False) -> Callable[[Callable[
 
 
 @contextlib.contextmanager
-def ignored_where_passed_over() -> Iterator[None]:
-    """Where submitit's handler passes SIGTERM over, a process that is started inside the block ignores it.
+def children_ignore_sigterm() -> Iterator[None]:
+    """Where submitit ignores SIGTERM, a process that is started inside the block ignores it, too.
 
-    It inherits that; the handler itself it would not.
+    Such a process inherits that a signal is ignored, but no handler.
     """
     before = signal.getsignal(signal.SIGTERM)
-    passed_over = getattr(before, "__qualname__", "") == PASSES_OVER
-    if not passed_over or threading.current_thread() is not threading.main_thread():
+    ignored = getattr(before, "__qualname__", "") == IGNORES
+    if not ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,7 +57,7 @@ def _evaluated(closure: Any) -> Any:
         return closure()
 
 
-class _PerParameter(torch.optim.Optimizer):
+class _PerParameter(torch.optim.Optimizer, ABC):
     """Moves each parameter that has a gradient, one after the other."""
 
     @torch.no_grad()
@@ -68,9 +69,9 @@ class _PerParameter(torch.optim.Optimizer):
                     self.move(parameter, parameter.grad, group)
         return loss
 
+    @abstractmethod
     def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        """Move one parameter. Each kind of optimizer has its own."""
-        raise NotImplementedError
+        """Move one parameter."""
 
 
 class Muon(_PerParameter):

@@ -26,7 +26,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from infini.config.schema import ParallelConfig
 from infini.errors import InputError, require
 from infini.records import SOURCE_ROOT
-from infini.system.process import ignored_where_passed_over
+from infini.system.process import children_ignore_sigterm
 from infini.training.launcher import LAUNCHED, PLACE, place_of
 
 CONNECTION_ERRORS = (
@@ -176,7 +176,7 @@ def joined(ranks: Ranks, words: Sequence[str], device: torch.device) -> Iterator
         port = find_free_network_port()
         address = f"tcp://127.0.0.1:{port}"
         # A scheduler may send SIGTERM to all processes of a job; those that stop by it would stop the training.
-        with ignored_where_passed_over():
+        with children_ignore_sigterm():
             others = [_start(rank, ranks, port, words) for rank in range(1, ranks.size)]
     threads = torch.get_num_threads()
     try:

@@ -647,3 +647,19 @@ def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+
+
+def test_the_prompts_of_the_papers_order_are_those_of_its_run() -> None:
+    """No key is found where the memory is needed, and all others are."""
+    table = "\n".join(read_table("llm_passkey_laptop.md"))
+    (run_id,) = set(re.findall(rf"^- {re.escape(TUNED_LLM)}, .*runs/([\w-]+)\.json\)$", table, re.MULTILINE))
+    cells = json.loads((ROOT / "results" / "runs" / f"{run_id}.json").read_text(encoding="utf-8"))["series"]["cells"]
+    asked = {near: [cell for cell in cells if cell["same_segment"] == near] for near in (0.0, 1.0)}
+    assert sum(map(len, asked.values())) == len(cells)
+    needed, others = (sum(cell["examples"] for cell in asked[near]) for near in (0.0, 1.0))
+    assert {cell["exact_match"] for cell in asked[0.0]} == {0.0} and {cell["exact_match"] for cell in asked[1.0]} == {
+        1.0
+    }
+    page = (ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8")
+    assert f"none in an earlier segment (0 of {needed} prompts at 1K to 32K" in README
+    assert f"none of {needed} either, at 1K to 32K, and all of {others} in the question's segment" in page

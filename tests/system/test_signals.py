@@ -120,7 +120,7 @@ def test_processes_of_a_job_ignore_what_submitit_passes_over(launched: bool) -> 
     handler: Any = SignalHandler().bypass if launched else signal.SIG_DFL
     signal.signal(signal.SIGTERM, handler)
     code = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)"
-    with process.ignored_where_passed_over():
+    with process.children_ignore_sigterm():
         said = subprocess.run([sys.executable, "-S", "-c", code], check=True, capture_output=True, text=True).stdout
     assert said.strip() == str(launched)
     assert signal.getsignal(signal.SIGTERM) == handler
