@@ -163,12 +163,26 @@ class Report(RunReport):
         require(set(self.budgets_over) <= set(self.budgets), "report.budgets_over", self.budgets_over, hint)
         variants = {name: _variant(f"report.variants.{name}", given) for name, given in self.variants.items()}
         object.__setattr__(self, "variants", variants)
+        self._check_rows()
         for name, variant in variants.items() if self.trained_on is not None else ():
             for scale, settings in variant.settings.items():
                 # They would change the evaluation alone, and the row would refuse its own runs.
                 of_task = [text for text in settings if text.startswith("task")]
                 key = f"report.variants.{name}.settings.{scale}"
                 require(not of_task, key, of_task, f"no setting of the task, which is {self.trained_on} in training")
+
+    def _check_rows(self) -> None:
+        """Raise InputError for a row that nothing could ever fill: its model or scale is misspelt."""
+        for name, variant in self.variants.items():
+            one_of(f"report.variants.{name}.model", variant.model, groups()["model"])
+            for scale in variant.settings:
+                one_of(f"report.variants.{name}.settings", scale, groups()["scale"])
+        for row in self.models:
+            if not (row in self.variants or row in self.paper or row in groups()["model"]):
+                hint = did_you_mean(row, groups()["model"])
+                raise InputError(
+                    f"report.models: row {row!r} is no model, and neither report.variants nor report.paper has it{hint}"
+                )
 
     @property
     def titles(self) -> Mapping[str, str]:

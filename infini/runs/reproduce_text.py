@@ -10,7 +10,7 @@ from rich.console import Console
 
 from infini.config.compose import cache_folder, compose, data_root
 from infini.config.schema import Config, groups
-from infini.errors import InputError, did_you_mean, one_of
+from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.selection import rows_of_models
 from infini.report.tables import DASH
@@ -38,7 +38,6 @@ def reproduce(
             console.print(f"{folder}: no such folder; continuing without {task}", style="yellow")
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
-    _check_rows(report)
     # A report also has rows that are only quoted from the paper, and rows that do not exist at this scale.
     known = {row: model for row in report.models if (model := report.model_of(row)) in groups()["model"]}
     ours = {row: model for row, model in known.items() if "all" in report.wanted or row in report.wanted}
@@ -92,20 +91,6 @@ def _fill(
     run = fill(cfg, overrides, worker, partial(_evaluated, cfg, overrides), *of_training)
     perplexity = run.metric("perplexity")
     return f"{run.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
-
-
-def _check_rows(report: Report) -> None:
-    """Raise InputError for a row that nothing could ever fill: its model or scale is misspelt."""
-    for name, variant in report.variants.items():
-        one_of(f"report.variants.{name}.model", variant.model, groups()["model"])
-        for scale in variant.settings:
-            one_of(f"report.variants.{name}.settings", scale, groups()["scale"])
-    for row in report.models:
-        if not (row in report.variants or row in report.paper or row in groups()["model"]):
-            raise InputError(
-                f"report.models: row {row!r} is no model, and neither report.variants nor report.paper has it"
-                f"{did_you_mean(row, groups()['model'])}"
-            )
 
 
 def _evaluated(cfg: Config, overrides: list[str], training: RunRecord | None) -> RunRecord | None:

@@ -273,9 +273,12 @@ def test_what_was_trained_as_a_variant_is_not_taken_for_the_model_as_it_is(with_
     ],
     ids=["row", "model", "scale"],
 )
-def test_a_row_that_nothing_could_fill_is_one_line(infini: Runner, words: list[str], said: str) -> None:
+@pytest.mark.parametrize("verb", [["reproduce", "plan=true"], ["table"]], ids=["reproduce", "table"])
+def test_a_row_that_nothing_could_fill_is_one_line(
+    infini: Runner, verb: list[str], words: list[str], said: str
+) -> None:
     """It was left out, as a row that is only quoted from the paper is."""
-    assert re.match(said, infini.error("reproduce", "report=table2_lm", "plan=true", *words))
+    assert re.match(said, infini.error(*verb, "report=table2_lm", *words))
 
 
 @pytest.mark.parametrize(("words", "hint"), [([], True), (["task=pg19"], False)])
