@@ -363,6 +363,8 @@ class _Training:
             "parameters": sum(p.numel() for p in module.model.parameters()),
         }
         self.record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
+        if module.recall_curve:
+            self.record.series["recall_curve"] = module.recall_curve
 
 
 def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from infini.config.schema import OptimizerConfig, RecipeConfig
 from infini.errors import DivergedError, InputError
 from infini.nn.host import to_device, to_numpy
-from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
+from infini.nn.ops.cross_entropy import IGNORE, count_most_likely, summed_cross_entropy
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.protocols import ModelOutput, optional, recorded
 from infini.nn.sequence_parallel import SequenceParallel
@@ -33,20 +33,21 @@ from infini.training.strategies import ShardedModel, shard
 SMOOTHING = 0.98
 SOURCE = ("source_BS", "source_mask_BS", "at_random")
 """Inputs of a batch for an encoder-decoder; see infini.pretrained.seq2seq."""
-ON_HOST = ("mask_BT", "reset_BT", "targets_BT", "lm_targets_BT")
+ON_HOST = ("mask_BT", "reset_BT", "targets_BT", "lm_targets_BT", "recalled_BT")
 """Entries of a batch that stay on the host, where calls are planned and targets are counted."""
 _EXTENSION_STREAM, _HISTORY_STREAM, _SEGMENT_STREAM = 3, 4, 5
 """Streams of the seed's random numbers for length extension and long histories."""
 
 
 class Whole(NamedTuple):
-    """Totals over all rows of a step's batch, of which a rank reads some: rows, tokens that are read, targets, and
-    targets of the second loss. first: the first row of this rank, or of its part."""
+    """Totals over all rows of a step's batch, of which a rank reads some: rows, tokens that are read, targets, targets
+    of the second loss, and targets that only a memory can tell. first: the first row of this rank, or of its part."""
 
     rows: int
     tokens: int
     targets: int
     lm_targets: int
+    recalled: int
     first: int = 0
 
 
@@ -57,8 +58,8 @@ class LanguageModelModule(lightning.LightningModule):
     an empty state. Gradients flow through all segments of a sequence.
 
     A batch may also hold segment_length, that of its stage of the curriculum; lm_targets_BT and lm_weight, targets and
-    weight of a second loss; history_PT, the pieces of a long history (see infini.training.additions.long_history); and
-    the source of an encoder-decoder (SOURCE).
+    weight of a second loss; recalled_BT, bool, targets that only a memory can tell; history_PT, the pieces of a long
+    history (see infini.training.additions.long_history); and the source of an encoder-decoder (SOURCE).
 
     ranks: each reads its own rows of a batch. sequence_group: the group of the ranks that share sequences; each reads
     its own segments. accumulate: parts of a rank's rows, read one after the other. Losses are sums over targets divided
@@ -96,8 +97,12 @@ class LanguageModelModule(lightning.LightningModule):
         self.histories: State | None = None
         """States after the long histories, when they were last read."""
         self.loss_curve: list[list[float]] = []
+        self.recall_curve: list[list[int]] = []
+        """[step, right, targets] of the targets that only a memory can tell, answered with the true tokens before each;
+        for the steps that have some."""
         self.tokens_seen = 0
         self._pending: list[tuple[int, torch.Tensor]] = []
+        self._pending_recall: list[tuple[int, torch.Tensor, int]] = []
         self._seconds_before = 0.0
         self._started: float | None = None
         self._random_states: dict[str, Any] | None = None
@@ -165,7 +170,8 @@ class LanguageModelModule(lightning.LightningModule):
             int((to_numpy(batch[name]) != IGNORE).sum()) if name in batch else 0
             for name in ("targets_BT", "lm_targets_BT")
         )
-        return Whole(batch["ids_BT"].shape[0], tokens, targets, lm_targets)
+        recalled = int(to_numpy(batch["recalled_BT"]).sum()) if "recalled_BT" in batch else 0
+        return Whole(batch["ids_BT"].shape[0], tokens, targets, lm_targets, recalled)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Set here and not when the checkpoint is loaded, because creating the loader's iterator draws a random number.
@@ -184,15 +190,16 @@ class LanguageModelModule(lightning.LightningModule):
         whole: Whole = batch.get("whole") or self._whole(batch)
         n_rows = batch["ids_BT"].shape[0]
         bounds = [n_rows * part // self.accumulate for part in range(self.accumulate + 1)]
-        losses, calls = [], []
+        losses, rights, calls = [], [], []
         states: list[State] = []
         for first, last in itertools.pairwise(bounds):
             part = _rows(batch, first, last)
             of_part = whole._replace(first=whole.first + first)
             before = _rows_of(self.carried, first, last) if self.carry_state else self._after_history(part, of_part)
             with self._same_segments():
-                objective, loss, after = self._read(part, before, of_part)
+                objective, loss, right, after = self._read(part, before, of_part)
             losses.append(loss)
+            rights.append(right)
             calls.append((part, before, of_part))
             if after is not None:
                 states.append(after)
@@ -205,6 +212,9 @@ class LanguageModelModule(lightning.LightningModule):
         loss = self.ranks.summed(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
         self.tokens_seen += whole.tokens
         self._pending.append((self.global_step + 1, loss))
+        if whole.recalled:
+            right = self.ranks.summed(torch.stack(rights).sum())
+            self._pending_recall.append((self.global_step + 1, right, whole.recalled))
         if len(self._pending) >= 10 or loss.device.type == "cpu":
             # Reading costs nothing on a CPU, and the weights are still those of a loss that is not finite.
             self.read_losses(lambda: [self._call(*call) for call in calls])
@@ -226,9 +236,10 @@ class LanguageModelModule(lightning.LightningModule):
 
     def _read(
         self, batch: dict[str, Any], state: State | None, whole: Whole
-    ) -> tuple[torch.Tensor, torch.Tensor, State | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State | None]:
         """Read rows of a batch. Returns the minimized value, whose gradients DDP and FSDP average over ranks; the loss
-        in nats over the targets of the whole batch, detached; and the detached state after them, if it is carried."""
+        in nats over the targets of the whole batch, detached; how many targets that only a memory can tell are most
+        likely; and the detached state after them, if it is carried."""
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         penalised = writes and bool(self.recipe.sparse_writes)
         # Tokens that are read a second time for the carried state only are not counted.
@@ -249,7 +260,7 @@ class LanguageModelModule(lightning.LightningModule):
         after = None
         if self.carry_state:
             after = self._sequence_parallel[0].state_after(out.state) if self._sequence_parallel else detach(out.state)
-        return objective * self.ranks.size, loss.detach(), after
+        return objective * self.ranks.size, loss.detach(), self._n_recalled(out.hidden_BTD, batch), after
 
     @property
     def _penalty_weight(self) -> float | torch.Tensor:
@@ -318,6 +329,15 @@ class LanguageModelModule(lightning.LightningModule):
         total, count = summed_cross_entropy(hidden_BTD, self.model.output_weight, targets_BT, self.recipe.loss_chunk)
         return total / max(count if n_targets is None else n_targets, 1)
 
+    def _n_recalled(self, hidden_BTD: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        """How many of the batch's recalled_BT are most likely, an int64 on the device."""
+        place_P = np.flatnonzero(to_numpy(batch["recalled_BT"])) if "recalled_BT" in batch else np.zeros(0, np.int64)
+        if not len(place_P):
+            return torch.zeros((), dtype=torch.int64, device=hidden_BTD.device)
+        hidden_PD = hidden_BTD.flatten(0, 1).index_select(0, to_device(place_P, hidden_BTD.device))
+        target_P = batch["targets_BT"].flatten()[torch.from_numpy(place_P)]
+        return count_most_likely(hidden_PD, self.model.output_weight, target_P)
+
     @property
     def in_last_stage(self) -> bool:
         """Whether this is the main training, after all stages of the curriculum."""
@@ -343,7 +363,8 @@ class LanguageModelModule(lightning.LightningModule):
         return float(self._pending[-1][1]) if self._pending else self.loss_curve[-1][1]
 
     def read_losses(self, again: Callable[[], Any] = lambda: None) -> None:
-        """Move pending losses to `loss_curve` as [step, nats per token]; in groups, to synchronize a GPU rarely.
+        """Move pending losses to `loss_curve` as [step, nats per token], and pending numbers of right targets to
+        `recall_curve`; in groups, to synchronize a GPU rarely.
 
         again: repeats the last forward pass. Raises DivergedError for a loss that is not finite, with the step and the
         first value that is not finite.
@@ -355,7 +376,9 @@ class LanguageModelModule(lightning.LightningModule):
                 raise DivergedError(f"loss is {value} at step {step}" + (f" ({where})" if where else ""), step)
             # Nine digits identify a float32 exactly.
             self.loss_curve.append([step, float(f"{value:.9g}")])
+        self.recall_curve += [[step, int(right), targets] for step, right, targets in self._pending_recall]
         self._pending.clear()
+        self._pending_recall.clear()
 
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ShardedModel) and not self.sharded:
@@ -380,6 +403,7 @@ class LanguageModelModule(lightning.LightningModule):
             "carried": self.ranks.gathered(stored_leaves(self.carried)),
             "histories": stored_leaves(self.histories),
             "loss_curve": self.loss_curve,
+            "recall_curve": self.recall_curve,
             "tokens_seen": self.tokens_seen,
             "stage": self.stage,
             "stage_loss": self.stage_loss,
@@ -390,7 +414,8 @@ class LanguageModelModule(lightning.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint["infini"]
-        self.loss_curve, self.tokens_seen = kept["loss_curve"], kept["tokens_seen"]
+        self.loss_curve, self.recall_curve = kept["loss_curve"], kept["recall_curve"]
+        self.tokens_seen = kept["tokens_seen"]
         self.stage, self.stage_loss, self.stage_steps = kept["stage"], kept["stage_loss"], kept["stage_steps"]
         self._seconds_before, self._random_states = kept["seconds"], kept["random_states"]
         self.carried, self.histories = (self._filled(kept[name]) for name in ("carried", "histories"))

@@ -158,8 +158,6 @@ _FIELDS = (
 
 def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:
     prompt = answer.question.prompt
-    # The beginning-of-document token precedes the prompt, and the answer's last token is not fed.
-    key, last = prompt.second_mention + 1, len(prompt) + answer.n_tokens - 1
     return {
         "length": answer.question.length,
         "depth": answer.question.depth,
@@ -172,7 +170,7 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
         "log_probability": round(answer.log_probability, 4),
         "prompt_tokens": len(prompt),
         "blocks": list(prompt.blocks),
-        "same_segment": key // segment_length == last // segment_length,
+        "same_segment": prompt.in_one_segment(segment_length),
         "seconds": round(answer.seconds, 3),
         "generator_seconds": round(answer.generator_seconds, 4),
         "tokens_read": answer.tokens_read,

@@ -110,6 +110,13 @@ class Prompt:
     def __len__(self) -> int:
         return sum(len(span) for span in self.spans)
 
+    def in_one_segment(self, segment_length: int) -> bool:
+        """Whether the key's second mention and the end of the answer lie in one segment, so that no memory is
+        needed."""
+        # The beginning-of-document token precedes the prompt, and the answer's last token is not fed.
+        key, last = self.second_mention + 1, len(self) + len(self.answer) - 1
+        return key // segment_length == last // segment_length
+
     def chunks(self, size: int, start: int = 0) -> Iterator[np.ndarray]:
         """The prompt from token `start` on, `size` tokens at a time; the last chunk may be shorter."""
         parts: list[np.ndarray] = []

@@ -72,19 +72,22 @@ class PasskeyBatches:
             )
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
-        """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch, and
-        with a history history_PT, the tokens of its pieces."""
+        """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch;
+        recalled_BT, the targets of prompts that need a memory; and with a history history_PT, the tokens of its
+        pieces."""
         segment_length, length = self.stages[stage]
         last = stage == len(self.stages) - 1
         rng = np.random.default_rng([self.seed, prompts.TRAINING_STREAM, index])
         if last and self.short and rng.random() < self.short[1]:
             length = self.short[0]
         shortest = max(length - segment_length + 1, self.template.shortest(training=True))
-        rows = []
+        rows, needs_memory = [], []
         for _ in range(max(1, self.batch_size * self.stages[-1][1] // length)):
             prompt = self._prompt(rng, shortest, length, segment_length if last else None)
             rows.append((prompts.input_ids(prompt, self.bos_id), prompt.answer))
+            needs_memory.append(not prompt.in_one_segment(segment_length))
         arrays = batch_of(rows, length, self.bos_id)
+        arrays["recalled_BT"] = (arrays["targets_BT"] != IGNORE) & np.array(needs_memory)[:, None]
         if self.lm_loss_weight:
             arrays["lm_targets_BT"] = np.full_like(arrays["ids_BT"], IGNORE)
             for row, (ids, answer) in enumerate(rows):

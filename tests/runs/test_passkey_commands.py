@@ -194,6 +194,7 @@ def test_a_training_stopped_after_a_change_of_stage_ends_as_if_it_had_not_been(
     infini(capfd, *words, "results_dir=stopped")
     (straight,), (stopped,) = runs("train", "straight"), runs("train", "stopped")
     assert straight.series["stage_steps"] == [1, 2] and straight.series["in_last_stage"]
+    assert straight.series["recall_curve"]
     assert stopped.cost["resumed"] and stopped.series == straight.series and stopped.results == straight.results
     weights = [
         load_file(Path(folder) / "checkpoints" / run.run_id / "model.safetensors")

@@ -52,6 +52,46 @@ def test_stages_have_as_many_tokens_and_prompts_fill_their_last_segment() -> Non
         assert used.max() <= length and used.min() > length - segment - 24
 
 
+def test_targets_that_need_a_memory_are_those_whose_key_lies_in_an_earlier_segment() -> None:
+    """The curve of a training would be high at once with the keys that local attention sees."""
+    made, found = batches(), []
+    for number in range(20):
+        batch = made.batch(number, 1)
+        for ids, targets, recalled in zip(batch["ids_BT"], batch["targets_BT"], batch["recalled_BT"], strict=True):
+            asked = torch.nonzero(targets != IGNORE).flatten()
+            key = targets[asked].tolist()
+            places = [at for at in range(int(asked[0])) if ids[at : at + 5].tolist() == key]
+            far = places[-1] // 128 != int(asked[-1]) // 128
+            assert torch.nonzero(recalled).flatten().tolist() == (asked.tolist() if far else [])
+            found.append(far)
+    assert 10 < sum(found) < len(found) - 10
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_training_records_how_many_keys_in_earlier_segments_it_answers(accumulate: int) -> None:
+    """The answers of the largest logits of the whole sequence, as an evaluation that feeds the true key gives them."""
+    made = module()
+    made.accumulate = accumulate
+    model = made.model
+    batch = batches(batch_size=3).batch(0, 1)
+    batch["ids_BT"] %= len(model.output_weight)
+    with torch.no_grad():
+        best = (model(batch["ids_BT"]).hidden_BTD @ model.output_weight.T).argmax(-1)
+    # Half of what the model answers is declared to be right.
+    places = torch.nonzero(batch["recalled_BT"].flatten()).flatten()
+    batch["targets_BT"] = batch["targets_BT"].clamp(max=len(model.output_weight) - 1)
+    wrong = (best + 1) % len(model.output_weight)
+    batch["targets_BT"].view(-1)[places] = torch.where(places % 2 == 0, best.flatten()[places], wrong.flatten()[places])
+    del batch["segment_length"]
+    made.training_step(batch, 0)
+    made.read_losses()
+    assert made.recall_curve == [[1, int((places % 2 == 0).sum()), len(places)]]
+    batch["recalled_BT"][:] = False
+    made.training_step(batch, 1)
+    made.read_losses()
+    assert len(made.recall_curve) == 1
+
+
 @pytest.mark.parametrize(
     ("segments", "curriculum", "longest"),
     [(4, "null", 8192), (64, "null", 16384), (4, "[[256,16384]]", 16384)],
@@ -328,7 +368,7 @@ def test_the_second_loss_is_a_mean_over_its_own_targets() -> None:
     for name in ("ids_BT", "targets_BT", "lm_targets_BT"):
         batch[name] = torch.where(batch[name] == IGNORE, IGNORE, batch[name] % len(made.model.output_weight))
     with torch.no_grad():
-        objective, loss, _ = made._read(batch, None, made._whole(batch))
+        objective, loss, *_ = made._read(batch, None, made._whole(batch))
         hidden = made.model(batch["ids_BT"], mask_BT=batch["mask_BT"]).hidden_BTD
         second = made._loss(hidden, batch["lm_targets_BT"])
     assert float(objective - loss) == pytest.approx(batch["lm_weight"] * float(second), rel=1e-6)

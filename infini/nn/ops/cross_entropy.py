@@ -85,6 +85,15 @@ def summed_cross_entropy(hidden_BTD: Tensor, weight_WD: Tensor, target_BT: Tenso
 
 
 @torch.no_grad()
+def count_most_likely(hidden_PD: Tensor, weight_WD: Tensor, target_P: Tensor) -> Tensor:
+    """How many of the targets have the largest logit, an int64 on hidden's device."""
+    hidden_PD = for_products(hidden_PD)
+    with without_autocast(hidden_PD):
+        likeliest_P = (hidden_PD @ weight_WD.to(hidden_PD.dtype).T).argmax(-1)
+    return (likeliest_P == to_device(target_P, hidden_PD.device)).sum()
+
+
+@torch.no_grad()
 def token_nll(hidden_BTD: Tensor, weight_WD: Tensor, target_BT: Tensor, chunk: int) -> Tensor:
     """Negative log-likelihood of every target in nats [B, T], float32 (float64 in float64); 0 where IGNORE."""
     flat, target = for_products(hidden_BTD).flatten(0, 1), to_device(target_BT, hidden_BTD.device).flatten()
