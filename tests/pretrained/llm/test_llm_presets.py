@@ -27,6 +27,7 @@ from infini.nn.ops.cross_entropy import summed_cross_entropy
 from infini.nn.state import state_bytes
 from infini.pretrained.llm import inject
 from infini.pretrained.llm.language_model import PretrainedLM
+from infini.report.load import load_report
 
 PAPER = {
     # Configurations as their model cards have them.
@@ -127,19 +128,29 @@ CONTINUAL = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "continual
 
 
 @pytest.mark.parametrize(("task", "preset"), [("passkey", "llm_1b_passkey"), ("booksum", "llm_8b_booksum")])
-def test_the_fine_tuning_of_the_page_goes_on_as_its_preset(task: str, preset: str) -> None:
+def test_the_fine_tuning_of_a_preset_goes_on_as_its_pre_training(task: str, preset: str) -> None:
     """The recipes of tasks are for models from scratch: other gates, and for passkeys activations that are kept."""
     page = CONTINUAL.read_text("utf-8")
-    (words,) = re.findall(rf"^infini train (task={task} .*)$", page, re.MULTILINE)
+    (words,) = re.findall(rf"^infini train (experiment={preset}_finetune .*)$", page, re.MULTILINE)
     tuned, before = compose(words.split()), compose([f"experiment={preset}"])
+    assert tuned.task.name == task and tuned.scale.name == "paper"
     assert dict(tuned.model) == dict(before.model) and tuned.dims.segment_length == before.dims.segment_length
     assert vars(tuned.optimizer) == vars(before.optimizer)
     assert tuned.recipe.checkpoint_activations and before.recipe.checkpoint_activations
     assert tuned.init_from == "RUN_ID"
     if task == "passkey":
-        assert tuned.recipe.batch_size == before.recipe.batch_size
+        assert tuned.recipe.batch_size == before.recipe.batch_size and tuned.recipe.steps == 400
+        assert tuned.recipe.segments_per_sequence * tuned.dims.segment_length == 4096
     else:
         assert f"a batch of {tuned.recipe.batch_size} and {tuned.recipe.steps:,} steps" in page
+
+
+def shown_time(operations: float) -> str:
+    """The time at 400 TFLOP/s."""
+    days = operations / 4e14 / 86400
+    if days < 1:
+        return f"{days * 24 * 60:.0f} minutes"
+    return f"{days:.1f} days" if days < 10 else f"{days:.0f} days"
 
 
 @pytest.mark.parametrize("preset", PAPER)
@@ -152,12 +163,44 @@ def test_the_arithmetic_of_the_page_counts_recomputed_activations(preset: str) -
     total = (8 if recipe.checkpoint_activations else 6) * (1.48e9, 8.19e9)[column] * tokens
     (row,) = (line.split("|") for line in page.splitlines() if line.startswith("| arithmetic of the training, 8 times"))
     assert f"{total:.0e}".replace("+", "") == row[2 + column].strip()
-    days = total / 4e14 / 86400
-    shown = f"{days:.1f}" if days < 10 else f"{days:.0f}"
-    assert f"| `experiment={preset}`, {tokens / 1e9:.1f} billion tokens | {shown} days |" in page
+    assert f"| `experiment={preset}`, {tokens / 1e9:.1f} billion tokens | {shown_time(total)} |" in page
+    tuned = compose([f"experiment={preset}_finetune"])
+    tokens = tuned.recipe.steps * tuned.recipe.batch_size
+    tokens *= tuned.recipe.segments_per_sequence * tuned.dims.segment_length
+    total = 8 * (1.48e9, 8.19e9)[column] * tokens
+    assert f"| `experiment={preset}_finetune`, {tokens / 1e9:.1f} billion tokens | {shown_time(total)} |" in page
     (row,) = (line.split("|") for line in page.splitlines() if line.startswith("| activations of an input"))
     kept = [float(cell.split()[0]) for cell in row[2:4]]
     assert f"come on top: {' and '.join(f'{64 * size:.0f}' for size in kept)} GB." in page
+
+
+RESULTS = CONTINUAL.parents[2] / "results"
+
+
+def seeds_of_rows(name: str) -> dict[str, set[str]]:
+    """Row -> the seeds of its runs behind the published table."""
+    report = load_report(compose([f"report={name}"]).report)
+    table = (RESULTS / "tables" / f"{name}_laptop.md").read_text("utf-8")
+    named = {
+        row: re.findall(rf"^- {re.escape(title)}, .*$", table, re.MULTILINE) for row, title in report.titles.items()
+    }
+    return {row: set(re.findall(r"-(s\d+)-\w+\.json", "".join(lines))) for row, lines in named.items()}
+
+
+@pytest.mark.parametrize("name", ["llm_continual", "llm_booksum", "llm_passkey", "long_context"])
+def test_the_rows_without_a_run_on_the_page_are_those_of_the_table(name: str) -> None:
+    """The page once said of a published row that it had no run."""
+    page, seeds = CONTINUAL.read_text("utf-8"), seeds_of_rows(name)
+    (line,) = re.findall(rf"^\| `infini reproduce report={name}` \|.*$", page, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", line.split("|")[-2]) == [row for row, found in seeds.items() if not found]
+
+
+def test_the_rows_with_three_seeds_on_the_page_are_those_of_the_table() -> None:
+    page, seeds = CONTINUAL.read_text("utf-8"), seeds_of_rows("llm_continual")
+    said = re.search(r"Rows with three seeds: (.*?) \(", page)
+    assert said is not None
+    assert re.findall(r"`(\w+)`", said[1]) == [row for row, found in seeds.items() if len(found) == 3]
+    assert {len(found) for found in seeds.values()} <= {0, 1, 3}
 
 
 @pytest.mark.slow
@@ -207,5 +250,5 @@ def test_the_laptops_presets_differ_in_what_they_are_named_for() -> None:
     tokens = {cfg.recipe.batch_size * cfg.recipe.segments_per_sequence for cfg in (laptop, paper, lessons)}
     assert tokens == {16}
     assert {name for name in groups()["experiment"] if name.startswith("llm_")} == {
-        *PAPER, "llm_laptop", "llm_as_in_paper", "llm_hugging_face_lessons",
+        *PAPER, *(f"{name}_finetune" for name in PAPER), "llm_laptop", "llm_as_in_paper", "llm_hugging_face_lessons",
     }  # fmt: skip
