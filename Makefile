@@ -20,7 +20,7 @@ help:
 	@echo "make env          make the environment .venv"
 	@echo "make test         run the tests, a few minutes"
 	@echo "make reproduce    train on short passkey inputs, evaluate on up to a million tokens, print the table"
-	@echo "make gpu          test, measure the paper's sizes, and make the tables at GPU scale (one GPU)"
+	@echo "make gpu          test, measure the paper's sizes, and make the tables at GPU scale, SmolLM2's first (one GPU)"
 	@echo "make test-slow    run the slow tests"
 	@echo "make test-lowest  run the tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest  run the tests with the newest Python that is supported, $(NEWEST)"
@@ -111,6 +111,8 @@ GPU := outputs/gpu
 ENDED = @mkdir -p $(@D) && touch $@
 
 gpu: $(DEV) $(GPU)/data $(GPU)/tests $(GPU)/paper $(GPU)/paper_models $(GPU)/layer $(GPU)/decode $(GPU)/llm_generate
+	$(BIN)/infini reproduce report=llm_passkey report.run=all
+	$(BIN)/infini reproduce report=llm_continual
 	$(BIN)/infini reproduce report=table2_lm scale=gpu
 	$(BIN)/infini reproduce report=table3_passkey scale=gpu dims=paper_12l dims.segment_length=512 task.examples=50 \
 		report.run=[linear_zero_shot,delta_zero_shot,linear_finetuned,delta_finetuned]
