@@ -92,12 +92,14 @@ def gate_heatmaps(
 
 
 def _gates_finding(grids: Mapping[str, np.ndarray]) -> str:
-    """Says how many heads weigh the memory above local attention, and in how many rows, if not in all."""
+    """Says how many heads weigh the memory above local attention, how much at most, and in how many rows, if not in
+    all."""
     above = {row: int(np.count_nonzero(grid > 0.5 + ABOVE_HALF)) for row, grid in grids.items()}
     total = sum(grid.size for grid in grids.values())
     having = sum(count > 0 for count in above.values())
+    highest = f" ({max(grid.max() for grid in grids.values()):.2f} at most)" * bool(having)
     where = f", in {having} of {len(grids)} rows" * (0 < having < len(grids))
-    return f"{sum(above.values())} of {total} heads weigh the memory above local attention{where}"
+    return f"{sum(above.values())} of {total} heads weigh the memory above local attention{highest}{where}"
 
 
 def _gates(record: RunRecord) -> np.ndarray:

@@ -63,6 +63,8 @@ class PasskeyRow:
 
     title: str
     model: str
+    short: str = ""
+    """Title in figures, where there is little room; empty: the title."""
     recipe: str = ""
     """Name of the training recipe, `{scale}` standing for the scale; empty for a model not trained on prompts."""
     start: str = ""
@@ -134,7 +136,10 @@ class PasskeyReport(RowMatchingReport):
     """Table 3, as `conf/report/table3_passkey.yaml` declares it."""
 
     sign = "rows"
-    figure_kinds = ("accuracy", "accuracy_by_length", "accuracy_by_updates", "gates", "training")
+    figure_kinds = (
+        *("accuracy", "accuracy_by_length", "accuracy_by_updates", "exact_by_distance", "recall_by_steps"),
+        *("gates", "training"),
+    )
     choices = ("largest",)
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
         "reproduce": OwnVerb(
@@ -276,15 +281,28 @@ class PasskeyReport(RowMatchingReport):
 
         return self.with_provenance(scale, sources, [table], [note], read, others, details)
 
+    @property
+    def short_titles(self) -> Mapping[str, str]:
+        """Titles in figures."""
+        return {name: row.short or row.title for name, row in self.rows.items()}
+
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates
-        from infini.report.passkey_figures import accuracy_by_length, accuracy_by_updates, accuracy_heatmap
+        from infini.report.passkey_figures import (
+            accuracy_by_length,
+            accuracy_by_updates,
+            accuracy_heatmap,
+            exact_by_distance,
+            recall_by_steps,
+        )
 
         with_memory = {name: row.title for name, row in self.rows.items() if row.knockout == "none"}
         return {
             "accuracy": partial(accuracy_heatmap, self, scale, selection),
             "accuracy_by_length": partial(accuracy_by_length, self, scale, selection),
             "accuracy_by_updates": partial(accuracy_by_updates, self, scale, selection),
+            "exact_by_distance": partial(exact_by_distance, self, scale, selection),
+            "recall_by_steps": partial(recall_by_steps, self, scale, selection),
             "gates": partial(draw_gates, selection, titles=with_memory, what=self.title),
             "training": partial(draw_curves, selection, self.titles, f"{self.title}, scale {scale}"),
         }

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from infini.config.lengths import format_length, parse_depths, parse_lengths
+from infini.config.lengths import NAMED_DEPTHS, format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, heatmap, in_cell, label_ends, label_sides, new_figure, save
 from infini.report.kind import values_of
-from infini.report.palette import MUTED, look_of, looks
+from infini.report.palette import MUTED, drawn_as, look_of, looks
 from infini.report.passkey import FEWER_MARK, LOCAL_MARK, PasskeyReport, chosen_cells, is_local, percent
 from infini.report.selection import Selection
 from infini.report.tables import counted
+
+RECALL_POINTS = 16
+"""Points of a curve of recall, each of equally many steps."""
 
 PAPER_LOOKS: tuple[tuple[Any, str, float, str], ...] = (
     ((0, (1, 2)), "o", 5.5, "dotted with circles"),
@@ -82,7 +85,9 @@ def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, pa
                     text = percent(value) + LOCAL_MARK * (cell in row.local) + FEWER_MARK * (cell in row.of_fewer)
                     axes.text(column, place, text, **in_cell(value / 100))
         seeds = {name: counted(len({run.seed for run in selection.runs[name]}), "seed") for name in rows}
-        titles = [f"{report.titles[name]} ({seeds[name]}, n={max(of.prompts.values())})" for name, of in rows.items()]
+        titles = [
+            f"{report.short_titles[name]} ({seeds[name]}, n={max(of.prompts.values())})" for name, of in rows.items()
+        ]
         axes.set_yticks(range(len(rows)), titles)
         axes.set_xticks(range(len(asked)), [depth for _, depth in asked], rotation=45, ha="right", fontsize=7)
         axes.tick_params(length=0)
@@ -94,12 +99,15 @@ def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, pa
             axes.axvline(first - 0.5, color="white", linewidth=3)
         axes.set_xlabel("place of the key, by length in tokens")
         few = sorted({row.prompts[cell] for row in rows.values() for cell in row.of_fewer})
-        whole = sum(min(statistics.fmean(of) for of in row.values.values()) == 100 for row in rows.values())
+        # An untouched base reads the whole text with its own cache, as far as its context goes.
+        trained = [row for name, row in rows.items() if any(run.parent for run in selection.runs[name])]
+        whole = sum(min(statistics.fmean(of) for of in row.values.values()) == 100 for row in trained)
+        what = "row" if len(trained) == len(rows) else "trained row"
         entitle(
             axes,
-            f"{whole or 'None'} of {counted(len(rows), 'row')} {'has' if whole <= 1 else 'have'} every digit right at "
-            "every length and place that was asked",
-            f"{report.title}, scale {scale}: token accuracy in per cent, mean over seeds"
+            f"{whole or 'None'} of {counted(len(trained), what)} {'has' if whole <= 1 else 'have'} every digit right "
+            "at every length and place that was asked",
+            f"{report.title}, scale {scale}: token accuracy in per cent, mean over seeds; empty cells were not asked"
             + f"; {LOCAL_MARK} key and question in one segment" * any(row.local for row in rows.values())
             + f"; {FEWER_MARK} of {' or '.join(map(str, few))} prompts instead of n" * bool(few),
             above=22,
@@ -235,3 +243,96 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         worst = "; ".join(f"{titles[model]} {percent(low)} % at {count:,}" for model, (low, count) in lowest.items())
         entitle(axes, f"Lowest accuracy by updates of the memory: {worst}", f"{report.title}, scale {scale}")
         return save(figure, path)
+
+
+def exact_by_distance(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
+    """Draw how many keys are found, all digits right, against the number of segments that end between the key and the
+    question: how often the memory was written to before it is read. A line is a row, a point the mean over its prompts
+    at this distance, those with key and question in one segment left out. A row that finds no key is only counted.
+    Nothing is drawn if no row finds one."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for name, runs in selection.runs.items():
+        for run, cell in chosen_cells(report, runs).values():
+            if cell["same_segment"] == 0:
+                between = (1 - _depth(cell["depth"])) * cell["length"] / run.config["dims"]["segment_length"]
+                whole = found.setdefault(name, {}).setdefault(max(1, round(between)), [])
+                whole += [100 * cell["exact_match"]] * cell["examples"]
+    curves = {name: {n: statistics.fmean(of[n]) for n in sorted(of)} for name, of in found.items()}
+    drawn = {name: curve for name, curve in curves.items() if any(curve.values())}
+    if not drawn:
+        return []
+    look, titles = looks({name: drawn_as(selection.runs[name][0]) for name in drawn}), report.short_titles
+    with new_figure(5.6, 3.2) as figure:
+        axes = figure.add_subplot()
+        for name, curve in drawn.items():
+            axes.plot(*zip(*curve.items(), strict=True), clip_on=False, **look[name].drawn)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylim(0, 100)
+        axes.set_xlabel("segments that end between the key and the question")
+        axes.set_ylabel("keys found (per cent)")
+        label_ends(
+            axes, [Label(*list(curve.items())[-1], titles[name], look[name].colour) for name, curve in drawn.items()]
+        )
+        all_up_to = {name: _found_up_to(curve) for name, curve in drawn.items()}
+        best = max(all_up_to, key=lambda name: all_up_to[name])
+        finding = f"Every key up to {all_up_to[best]:,} segments: {titles[best]}"
+        if not all_up_to[best]:
+            finding = "No row finds every key of its shortest distance"
+        none = len(curves) - len(drawn)
+        entitle(
+            axes,
+            finding + f"; no key: {counted(none, 'row')} of {len(curves)}" * bool(none),
+            f"{report.title}, scale {scale}: all digits right, mean over prompts that need the memory",
+        )
+        return save(figure, path)
+
+
+def recall_by_steps(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
+    """Draw the token accuracy of a training's own prompts, of those whose key lies in an earlier segment, against the
+    optimizer step: with the true digits before each, mean over each sixteenth of the steps and over seeds. Nothing is
+    drawn if no training has recorded it."""
+    trained: dict[str, list[RunRecord]] = {}
+    for name, runs in selection.runs.items():
+        for training in filter(None, map(selection.training, runs)):
+            if training.series.get("recall_curve") and training not in trained.get(name, []):
+                trained.setdefault(name, []).append(training)
+    if not trained:
+        return []
+    look = looks({name: drawn_as(runs[0]) for name, runs in trained.items()})
+    last = {}
+    with new_figure(5.6, 3.2) as figure:
+        axes = figure.add_subplot()
+        ends = []
+        for name, runs in trained.items():
+            curve = np.concatenate([np.asarray(run.series["recall_curve"], dtype=np.float64) for run in runs])
+            edges = np.linspace(0, curve[:, 0].max(), RECALL_POINTS + 1)
+            parts = [curve[(low < curve[:, 0]) & (curve[:, 0] <= high)] for low, high in itertools.pairwise(edges)]
+            points = [(part[:, 0].mean(), 100 * part[:, 1].sum() / part[:, 2].sum()) for part in parts if len(part)]
+            axes.plot(*zip(*points, strict=True), **look[name].drawn)
+            for end in (end for run in runs for end in run.series.get("stage_steps", ())):
+                axes.axvline(end, color=look[name].colour, linewidth=0.8, linestyle=":")
+            last[name] = points[-1][1]
+            ends.append(Label(*points[-1], report.short_titles[name], look[name].colour))
+        axes.set_ylim(0, 100)
+        axes.set_xlabel("optimizer step (dotted: a stage of the curriculum ends)")
+        axes.set_ylabel("tokens of the key right (per cent)")
+        label_ends(axes, ends)
+        said = "; ".join(f"{report.short_titles[name]} {percent(of)} %" for name, of in last.items())
+        entitle(
+            axes,
+            f"Tokens of keys in earlier segments at the end of training: {said}",
+            f"{report.title}, scale {scale}: the training's own prompts, the true digits before each token given",
+        )
+        return save(figure, path)
+
+
+def _depth(name: str | float) -> float:
+    """A place of the key by its name: 0 is the start of the text, 1 its end."""
+    return NAMED_DEPTHS[name] if isinstance(name, str) and name in NAMED_DEPTHS else float(name)
+
+
+def _found_up_to(curve: Mapping[int, float]) -> int:
+    """The distance up to which every key is found; 0 if some are not found at the shortest."""
+    whole = itertools.takewhile(lambda distance: curve[distance] == 100, sorted(curve))
+    return max(whole, default=0)

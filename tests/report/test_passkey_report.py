@@ -521,7 +521,7 @@ def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
         assert selection.runs
         first = draw(of, "laptop", selection, tmp_path / "first")
         second = draw(of, "laptop", selection, tmp_path / "second")
-        assert [path.suffix for path in first] == [".png", ".svg"] * 2
+        assert [path.suffix for path in first] == [".png", ".svg"] * 3
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
@@ -542,6 +542,60 @@ def test_updates_are_drawn_of_the_runs_that_the_table_shows(tmp_path: Path, monk
     passkey_figures.accuracy_by_updates(updates, "laptop", selection, tmp_path / "figure")
     values = {tuple(line.get_ydata()) for line in drawn[0].axes[0].lines if line.get_color() != MUTED}
     assert values == {(100, 100)}
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were drawn, of which no file is written."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(passkey_figures, "save", lambda figure, path: drawn.append(figure) or [path])
+    return drawn
+
+
+def lines_of(figure: Any) -> list[list[tuple[float, float]]]:
+    return [list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].lines]
+
+
+def texts_of(figure: Any) -> str:
+    return "\n".join(text.get_text() for text in figure.axes[0].texts)
+
+
+def test_keys_are_drawn_by_the_segments_that_end_before_the_question(saved: list[Any], tmp_path: Path) -> None:
+    """In segments of 128 a key at the start of 1,024 tokens lies 8 segment ends before the question, like one in the
+    middle of 2,048. What lies in the question's segment, and a row that finds no key, are not drawn."""
+    of = report(lengths=["1K", "2K"])
+    found, other = pair(lengths=[1024, 2048]), pair("infini_delta", lengths=[1024, 2048])
+    exact = {(1024, "start"): 1.0, (1024, "middle"): 1.0, (2048, "start"): 0.0, (2048, "middle"): 0.5}
+    for cell in found[1].series["cells"]:
+        cell |= {"examples": 20 if cell["length"] == 1024 else 60}
+        cell["exact_match"] = exact.get((cell["length"], cell["depth"]), 0.0)
+    for cell in other[1].series["cells"]:
+        cell["exact_match"] = float(cell["depth"] == "end")
+    N = found[1].config["dims"]["segment_length"]
+    passkey_figures.exact_by_distance(of, "laptop", select_runs(of, "laptop", [*found, *other]), tmp_path / "figure")
+    near, mean, far = 512 // N, (20 * 100 + 60 * 50) / 80, 2048 // N
+    assert lines_of(saved[0]) == [[(near, 100), (2 * near, mean), (far, 0)]]
+    said = " ".join(texts_of(saved[0]).split())
+    assert f"Every key up to {near} segments: " in said and "no key: 1 row of 2" in said
+    for cell in found[1].series["cells"]:
+        cell["exact_match"] = 0.0
+    assert not passkey_figures.exact_by_distance(of, "laptop", select_runs(of, "laptop", found), tmp_path / "figure")
+
+
+def test_the_accuracy_of_a_training_is_drawn_by_its_steps(saved: list[Any], tmp_path: Path) -> None:
+    runs = [*pair(), *pair(seed=2)]
+    assert not passkey_figures.recall_by_steps(
+        report(), "laptop", select_runs(report(), "laptop", runs), tmp_path / "f"
+    )
+    # In the second half of the steps a quarter of the targets of seed 1 and three quarters of seed 2 are right.
+    for run, right in ((runs[0], 1), (runs[2], 3)):
+        run.series["recall_curve"] = [[step, right * (step > 16), 4] for step in range(1, 33)]
+        run.series["stage_steps"] = [5]
+    passkey_figures.recall_by_steps(report(), "laptop", select_runs(report(), "laptop", runs), tmp_path / "figure")
+    curve, *stages = lines_of(saved[0])
+    assert curve == [(2 * point + 1.5, 50.0 * (point >= 8)) for point in range(16)]
+    assert [stage[0][0] for stage in stages] == [5, 5]
+    assert "at the end of training: " in texts_of(saved[0]) and "50 %" in texts_of(saved[0])
 
 
 def test_the_longest_input_counts_the_filler_before_it() -> None:
