@@ -97,6 +97,7 @@ def _dispatch(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(rest):
         from infini.cli.help import verb_help
 
+        refuse_bare_words(verb, [word for word in rest if not word.startswith("-")])
         print(verb_help(verb, [*verb.fixed_settings, *(bracketed(word) for word in rest if "=" in word)]))
         return 0
     multirun = bool({"-m", "--multirun"} & set(rest))

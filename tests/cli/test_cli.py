@@ -169,6 +169,14 @@ def test_help_is_quick_and_imports_no_torch(arguments: list[str], project_root: 
     assert after.children_user + after.children_system - before.children_user - before.children_system < 2.0
 
 
+@pytest.mark.parametrize("words", [["help", "train", "nonsense"], ["train", "nonsense", "--help"]])
+def test_help_refuses_a_word_that_is_no_setting(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It showed the help as if the word were not there; `infini help train task passkey` had another task's keys."""
+    assert cli.main(words) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err == "infini: error: 'nonsense': not a setting; write key=value\n"
+
+
 def test_help_of_a_verb_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--help"]) == 0
     expected = capsys.readouterr().out
