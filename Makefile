@@ -123,7 +123,9 @@ $(GPU)/data: $(DEV)
 	$(BIN)/python -m infini.runs.has_data pg19 arxiv_math booksum
 	$(ENDED)
 
+# Without a GPU all of its tests would be skipped, and a file would say that they had ended.
 $(GPU)/tests: $(DEV) | $(GPU)/data
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch sees no GPU here")'
 	$(BIN)/python -m pytest -m gpu
 	$(ENDED)
 

@@ -99,6 +99,31 @@ def test_a_rate_is_that_of_one_operator(monkeypatch: pytest.MonkeyPatch) -> None
     assert {name: count for name, count in operators.calls.items() if name not in made} == {"exp": 11, "copy_": 11}
 
 
+@pytest.mark.parametrize(
+    ("way", "backward", "by_hand"),
+    [
+        # 32 tokens, 2 heads of 8, d_model 16, segments of 8: 32 x 4.5 = 144 pairs of query and key; projections
+        # 4 x 2 x 32 x 16 x 16 = 65,536; attention 2 x 2 x 144 x 16 = 9,216; one exponential a pair and head;
+        # 32 x (2 x 16 + 4 x 16) numbers, written and read.
+        ("local", False, (65_536 + 9_216, 288, 2 * 3_072 * 4)),
+        ("local", True, (3 * 65_536 + 3.5 * 9_216, 2 * 288, 3 * 2 * 3_072 * 4)),
+        # 32 x 16.5 = 528 pairs.
+        ("full", False, (65_536 + 4 * 528 * 16, 1_056, 2 * 3_072 * 4)),
+        # sigma(Q) M and sigma(K)^T V: 2 x 2 x 32 x 16 x 8; sigma of 2 x 32 x 16 numbers; 3 x 32 x 16 more numbers.
+        ("linear", False, (65_536 + 9_216 + 16_384, 288 + 1_024, 2 * 4_608 * 4)),
+        # sigma(K) M as well.
+        ("delta", True, (3 * (65_536 + 24_576) + 3.5 * 9_216, 288 + 1_024 + 288, 3 * 2 * 4_608 * 4)),
+        ("peer_delta", True, (3 * (65_536 + 24_576) + 3.5 * 9_216, 288 + 1_024 + 288, 3 * 2 * 4_608 * 4)),
+    ],
+)
+def test_the_least_work_is_that_counted_by_hand(way: str, backward: bool, by_hand: tuple[float, float, float]) -> None:
+    """The shares of the least time on the table rest on it."""
+    found = layer.work_of(way, setting_of().cfg.dims, 32, backward, 4)
+    assert (found.flops, found.exponentials, found.bytes) == by_hand
+    rates = layer.Rates(product_flops=2.0, exponentials=4.0, bytes=8.0)
+    assert found.least_seconds(rates) == by_hand[0] / 2 + by_hand[1] / 4 + by_hand[2] / 8
+
+
 @pytest.mark.parametrize("way", ["linear", "delta"])
 def test_the_least_work_has_the_products_of_the_layer(way: str) -> None:
     """Counted by torch in the forward pass, without attention: the products of whole segments are not causal."""

@@ -137,6 +137,32 @@ def test_a_job_of_submitit_that_is_preempted_is_queued_again_and_trains_on(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("elsewhere", "in_jobs_found")
+def test_a_process_of_a_table_that_is_preempted_is_queued_again_and_fills_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    rows = ["report=table2_lm", "task=pg19", "model=local", "seed=1"]
+
+    def words(results: str) -> list[str]:
+        settings = of_training(corpus, tmp_path / results)
+        return [*read_by(["reproduce", *rows], settings), *rows]
+
+    assert cli.main(["reproduce", *words("straight")]) == 0
+    monkeypatch.setattr(sweep, "_worker", partial(in_jobs.signalled_worker, {5: signal.SIGUSR2}))
+    line = ["reproduce", "-m", *words("results"), "workers=1", *LAUNCHERS["submitit_local"]]
+    assert cli.main(line) == 0, capfd.readouterr().err
+    (said,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.err"))
+    assert said.count("Caught signal SIGUSR2") == said.count("resuming from step 5 of 7") == 1, said
+    straight, made = (
+        {run.verb: run for run in records.load_records(tmp_path / name)} for name in ("straight", "results")
+    )
+    assert made["train"].cost["resumed"] and made["train"].series == straight["train"].series
+    assert made["eval"].results == straight["eval"].results
+    assert not list((tmp_path / "results" / "unfinished").glob("*"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere", "in_jobs_found")
 def test_an_evaluation_that_is_preempted_resumes_after_its_last_answer(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +209,7 @@ def test_processes_of_submitit_take_over_the_runs_of_two_that_were_killed(
     assert sorted((run.verb, run.model, run.seed) for run in runs) == [
         (verb, model, seed) for verb in ("eval", "train") for model in ("infini_linear", "local") for seed in (1, 2)
     ]
-    assert any(run.cost["resumed"] for run in runs if run.verb == "train")
+    assert sum(run.cost["resumed"] for run in runs if run.verb == "train") == 2
     logs = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*_0_log.err")]
     killed = [text for text in logs if "trained " not in text]
     assert (len(logs), len(killed)) == (4, 2) and all("parameters on cpu" in text for text in killed), logs

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "cluster.md"
 NODES = "gpu[07-08]"
 """As Slurm abbreviates the names of two nodes."""
 PROGRAMS = {
-    "scontrol": f'[ "$*" = "show hostnames {NODES}" ] || exit 1; printf "gpu07\\ngpu08\\n"',
-    "srun": 'printf "%s\\n" "$@" > srun.txt',
+    "scontrol": f'echo "$@" >> scontrol.txt; [ "$*" != "show hostnames {NODES}" ] || printf "gpu07\\ngpu08\\n"',
+    "srun": f'printf "%s\\n" "$@" > srun.txt; [ ! -e long ] || exec {sys.executable} stopped.py',
 }
 """What the script finds in place of Slurm's programs."""
 
@@ -31,14 +34,20 @@ def script() -> str:
     return found[1]
 
 
-def started_by(script: str, folder: Path) -> list[str]:
-    """The words that the script gives to torchrun on each node of a job."""
+def job(script: str, folder: Path) -> subprocess.Popen[bytes]:
+    """The script as a job of two nodes."""
     for name, does in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     (folder / "training.sbatch").write_text(script, encoding="utf-8")
     of_job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": NODES, "PATH": f"{folder}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "training.sbatch"], cwd=folder, env={**os.environ, **of_job}, check=True, timeout=60)
+    return subprocess.Popen(["bash", "training.sbatch"], cwd=folder, env={**os.environ, **of_job})
+
+
+def started_by(script: str, folder: Path) -> list[str]:
+    """The words that the script gives to torchrun on each node of a job."""
+    assert job(script, folder).wait(60) == 0
+    assert (folder / "scontrol.txt").read_text(encoding="utf-8") == f"show hostnames {NODES}\n"
     words = (folder / "srun.txt").read_text(encoding="utf-8").splitlines()
     return words[words.index("torchrun") + 1 :]
 
@@ -55,3 +64,32 @@ def test_the_script_starts_torchrun_on_each_node_as_slurm_was_asked(script: str,
     assert verb == "train"
     cfg = compose(words)
     assert cfg.recipe.batch_size % (int(torchrun.nnodes) * int(torchrun.nproc_per_node)) == 0
+
+
+def test_a_job_at_the_end_of_its_time_stops_its_training_and_is_queued_again(script: str, tmp_path: Path) -> None:
+    """Slurm does not queue a job again that ran out of time. `B:` sends the signal to the script alone."""
+    assert re.search(r"^#SBATCH --signal=B:USR1@\d+$", script, re.MULTILINE)
+    (tmp_path / "long").touch()
+    # A training that saves its step when srun passes SIGTERM on.
+    (tmp_path / "stopped.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    asked = pathlib.Path('scontrol.txt').read_text()\n"
+        "    pathlib.Path('saved.txt').write_text(asked)\n"
+        "    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(60)\n",
+        encoding="utf-8",
+    )
+    running = job(script, tmp_path)
+    until = time.monotonic() + 30
+    while not (tmp_path / "ready").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    running.send_signal(signal.SIGUSR1)
+    running.wait(30)
+    # Slurm kills a job that it queues again: the training has saved before that.
+    assert (tmp_path / "saved.txt").read_text(encoding="utf-8") == f"show hostnames {NODES}\n"
+    assert (tmp_path / "scontrol.txt").read_text(encoding="utf-8").splitlines()[1:] == ["requeue 4711"]

@@ -19,11 +19,8 @@ SECONDS = 120
 """For which a process waits, at most."""
 
 
-def signalled(signals: Mapping[int, signal.Signals], ranks: str, name: str, marks: Path | None, cfg: Any) -> str | None:
-    """A job of a sweep. In a step of its training it gets the signal of that step, from 1 on.
-
-    ranks: "all", or rank 0 alone.
-    """
+def _signal_in_steps(signals: Mapping[int, signal.Signals], ranks: str) -> None:
+    """In a step of a training this process gets the signal of that step, from 1 on. ranks: "all", or rank 0 alone."""
     from infini.training.module import LanguageModelModule
 
     real = LanguageModelModule.training_step
@@ -37,7 +34,18 @@ def signalled(signals: Mapping[int, signal.Signals], ranks: str, name: str, mark
         return real(self, batch, index)
 
     LanguageModelModule.training_step = step  # type: ignore[method-assign]
+
+
+def signalled(signals: Mapping[int, signal.Signals], ranks: str, name: str, marks: Path | None, cfg: Any) -> str | None:
+    """A job of a sweep with these signals."""
+    _signal_in_steps(signals, ranks)
     return _job(name, marks, cfg)
+
+
+def signalled_worker(signals: Mapping[int, signal.Signals], name: str, words: Sequence[str], cfg: Any) -> str | None:
+    """A process that makes the runs of a table, with these signals."""
+    _signal_in_steps(signals, "0")
+    return _worker(name, words, cfg)
 
 
 def preempted_after_two_answers(name: str, marks: Path | None, cfg: Any) -> str | None:

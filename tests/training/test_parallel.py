@@ -458,11 +458,17 @@ def when(true: Callable[[], Any], seconds: float = 120.0) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up processes in /proc")
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_ends_the_others_and_the_training_resumes(victim: int, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setup", "victim"),
+    [(TWO, 0), (TWO, 1), (SHARDED, 1), (ONE_SEQUENCE, 1)],
+    ids=["ddp, first", "ddp, second", "fsdp2, second", "one sequence, second"],
+)
+def test_a_killed_process_ends_the_others_and_the_training_resumes(
+    setup: tuple[str, ...], victim: int, corpus: Path, tmp_path: Path
+) -> None:
     whole, results = tmp_path / "whole", tmp_path / "results"
-    assert cli.main(command(corpus, whole, *TWO)) == 0
-    made = start(corpus, results, *TWO)
+    assert cli.main(command(corpus, whole, *setup)) == 0
+    made = start(corpus, results, *setup)
     when(lambda: list(results.glob("unfinished/*/step-*.ckpt")))
     (other,) = children(made.pid)
     os.kill((made.pid, other)[victim], signal.SIGKILL)
@@ -473,7 +479,7 @@ def test_a_killed_process_ends_the_others_and_the_training_resumes(victim: int, 
     if victim:
         assert "another process of this training has ended (rank 1, exit code -9); the same command resumes" in said
     assert not records.load_records(results)
-    assert cli.main(command(corpus, results, *TWO)) == 0
+    assert cli.main(command(corpus, results, *setup)) == 0
     assert run_of(results).cost["resumed"]
     # The resumed training on the same number of processes is the uninterrupted one bit for bit.
     assert losses(results).tolist() == losses(whole).tolist()
