@@ -107,7 +107,8 @@ def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, pa
             axes,
             f"{whole or 'None'} of {counted(len(trained), what)} {'has' if whole <= 1 else 'have'} every digit right "
             "at every length and place that was asked",
-            f"{report.title}, scale {scale}: token accuracy in per cent, mean over seeds; empty cells were not asked"
+            f"{report.title}, scale {scale}: token accuracy in per cent, mean over seeds"
+            + "; empty cells were not asked" * bool(np.isnan(grid).any())
             + f"; {LOCAL_MARK} key and question in one segment" * any(row.local for row in rows.values())
             + f"; {FEWER_MARK} of {' or '.join(map(str, few))} prompts instead of n" * bool(few),
             above=22,
