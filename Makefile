@@ -20,7 +20,7 @@ help:
 	@echo "make env          make the environment .venv"
 	@echo "make test         run the tests, a few minutes"
 	@echo "make reproduce    train on short passkey inputs, evaluate on up to a million tokens, print the table"
-	@echo "make gpu          test, measure the paper's sizes, and make the tables at GPU scale, SmolLM2's first (one GPU)"
+	@echo "make gpu          test, measure the paper's sizes, make SmolLM2's tables, then those at GPU scale (one GPU)"
 	@echo "make test-slow    run the slow tests"
 	@echo "make test-lowest  run the tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest  run the tests with the newest Python that is supported, $(NEWEST)"
@@ -110,7 +110,7 @@ clean:
 GPU := outputs/gpu
 ENDED = @mkdir -p $(@D) && touch $@
 
-gpu: $(DEV) $(GPU)/data $(GPU)/tests $(GPU)/paper $(GPU)/paper_models $(GPU)/layer $(GPU)/decode $(GPU)/llm_generate
+gpu: $(DEV) gpu-device $(GPU)/data $(GPU)/tests $(GPU)/paper $(GPU)/paper_models $(GPU)/layer $(GPU)/decode $(GPU)/llm_generate
 	$(BIN)/infini reproduce report=llm_passkey report.run=all
 	$(BIN)/infini reproduce report=llm_continual
 	$(BIN)/infini reproduce report=table2_lm scale=gpu
@@ -124,8 +124,10 @@ $(GPU)/data: $(DEV)
 	$(ENDED)
 
 # Without a GPU all of its tests would be skipped, and a file would say that they had ended.
-$(GPU)/tests: $(DEV) | $(GPU)/data
+gpu-device: $(DEV)
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch sees no GPU here")'
+
+$(GPU)/tests: $(DEV) | gpu-device $(GPU)/data
 	$(BIN)/python -m pytest -m gpu
 	$(ENDED)
 

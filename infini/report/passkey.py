@@ -137,7 +137,7 @@ class PasskeyReport(RowMatchingReport):
 
     sign = "rows"
     figure_kinds = (
-        *("accuracy", "accuracy_by_length", "accuracy_by_updates", "exact_by_distance", "recall_by_steps"),
+        *("accuracy", "accuracy_by_length", "accuracy_by_updates", "exact_by_segments", "recall_by_steps"),
         *("gates", "training"),
     )
     choices = ("largest",)
@@ -292,7 +292,7 @@ class PasskeyReport(RowMatchingReport):
             accuracy_by_length,
             accuracy_by_updates,
             accuracy_heatmap,
-            exact_by_distance,
+            exact_by_segments,
             recall_by_steps,
         )
 
@@ -301,7 +301,7 @@ class PasskeyReport(RowMatchingReport):
             "accuracy": partial(accuracy_heatmap, self, scale, selection),
             "accuracy_by_length": partial(accuracy_by_length, self, scale, selection),
             "accuracy_by_updates": partial(accuracy_by_updates, self, scale, selection),
-            "exact_by_distance": partial(exact_by_distance, self, scale, selection),
+            "exact_by_segments": partial(exact_by_segments, self, scale, selection),
             "recall_by_steps": partial(recall_by_steps, self, scale, selection),
             "gates": partial(draw_gates, selection, titles=with_memory, what=self.title),
             "training": partial(draw_curves, selection, self.titles, f"{self.title}, scale {scale}"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from infini.config.lengths import NAMED_DEPTHS, format_length, parse_depths, parse_lengths
+from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, heatmap, in_cell, label_ends, label_sides, new_figure, save
 from infini.report.kind import values_of
@@ -99,8 +99,8 @@ def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, pa
             axes.axvline(first - 0.5, color="white", linewidth=3)
         axes.set_xlabel("place of the key, by length in tokens")
         few = sorted({row.prompts[cell] for row in rows.values() for cell in row.of_fewer})
-        # An untouched base reads the whole text with its own cache, as far as its context goes.
-        trained = [row for name, row in rows.items() if any(run.parent for run in selection.runs[name])]
+        # Neither an untouched base nor a knock-out shows what a training has reached.
+        trained = [row for name, row in rows.items() if _is_trained(report, name, selection)]
         whole = sum(min(statistics.fmean(of) for of in row.values.values()) == 100 for row in trained)
         what = "row" if len(trained) == len(rows) else "trained row"
         entitle(
@@ -246,47 +246,56 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         return save(figure, path)
 
 
-def exact_by_distance(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
-    """Draw how many keys are found, all digits right, against the number of segments that end between the key and the
-    question: how often the memory was written to before it is read. A line is a row, a point the mean over its prompts
-    at this distance, those with key and question in one segment left out. A row that finds no key is only counted.
-    Nothing is drawn if no row finds one."""
+def exact_by_segments(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
+    """Draw how many keys are found, all digits right, against the number of the text's segments, each of which is
+    written to the memory once. A line is a trained row, a point the mean over its prompts of this many segments whose
+    key lies in an earlier segment than the question. A row that finds no key is only counted. Nothing is drawn if no
+    row finds one."""
     found: dict[str, dict[int, list[float]]] = {}
     for name, runs in selection.runs.items():
+        if not _is_trained(report, name, selection):
+            continue
         for run, cell in chosen_cells(report, runs).values():
             if cell["same_segment"] == 0:
-                between = (1 - _depth(cell["depth"])) * cell["length"] / run.config["dims"]["segment_length"]
-                whole = found.setdefault(name, {}).setdefault(max(1, round(between)), [])
+                segments = max(1, cell["length"] // run.config["dims"]["segment_length"])
+                whole = found.setdefault(name, {}).setdefault(segments, [])
                 whole += [100 * cell["exact_match"]] * cell["examples"]
-    curves = {name: {n: statistics.fmean(of[n]) for n in sorted(of)} for name, of in found.items()}
-    drawn = {name: curve for name, curve in curves.items() if any(curve.values())}
+    drawn = {name: of for name, of in found.items() if any(map(any, of.values()))}
     if not drawn:
         return []
+    curves = {name: {n: statistics.fmean(of[n]) for n in sorted(of)} for name, of in drawn.items()}
     look, titles = looks({name: drawn_as(selection.runs[name][0]) for name in drawn}), report.short_titles
     with new_figure(5.6, 3.2) as figure:
         axes = figure.add_subplot()
-        for name, curve in drawn.items():
+        for name, curve in curves.items():
             axes.plot(*zip(*curve.items(), strict=True), clip_on=False, **look[name].drawn)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_ylim(0, 100)
-        axes.set_xlabel("segments that end between the key and the question")
+        axes.set_xlabel("segments of the text")
         axes.set_ylabel("keys found (per cent)")
         label_ends(
-            axes, [Label(*list(curve.items())[-1], titles[name], look[name].colour) for name, curve in drawn.items()]
+            axes, [Label(*list(curve.items())[-1], titles[name], look[name].colour) for name, curve in curves.items()]
         )
-        all_up_to = {name: _found_up_to(curve) for name, curve in drawn.items()}
+        all_up_to = {name: _found_up_to(curve) for name, curve in curves.items()}
         best = max(all_up_to, key=lambda name: all_up_to[name])
-        finding = f"Every key up to {all_up_to[best]:,} segments: {titles[best]}"
+        finding = f"Every key in texts of up to {all_up_to[best]:,} segments: {titles[best]}"
         if not all_up_to[best]:
-            finding = "No row finds every key of its shortest distance"
-        none = len(curves) - len(drawn)
+            finding = "No row finds every key of its shortest texts"
+        none = len(found) - len(drawn)
+        prompts = [len(whole) for of in drawn.values() for whole in of.values()]
         entitle(
             axes,
-            finding + f"; no key: {counted(none, 'row')} of {len(curves)}" * bool(none),
-            f"{report.title}, scale {scale}: all digits right, mean over prompts that need the memory",
+            finding + f"; no key: {counted(none, 'row')} of {len(found)}" * bool(none),
+            f"{report.title}, scale {scale}: all digits right, keys in an earlier segment than the question; "
+            f"{min(prompts)} to {max(prompts)} prompts a point",
         )
         return save(figure, path)
+
+
+def _is_trained(report: PasskeyReport, name: str, selection: Selection) -> bool:
+    """Whether a row shows what a training has reached: not an untouched base, and no knock-out."""
+    return report.rows[name].knockout == "none" and any(run.parent for run in selection.runs[name])
 
 
 def recall_by_steps(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
@@ -295,7 +304,7 @@ def recall_by_steps(report: PasskeyReport, scale: str, selection: Selection, pat
     drawn if no training has recorded it."""
     trained: dict[str, list[RunRecord]] = {}
     for name, runs in selection.runs.items():
-        for training in filter(None, map(selection.training, runs)):
+        for training in filter(None, map(selection.training, runs)) if _is_trained(report, name, selection) else ():
             if training.series.get("recall_curve") and training not in trained.get(name, []):
                 trained.setdefault(name, []).append(training)
     if not trained:
@@ -319,21 +328,17 @@ def recall_by_steps(report: PasskeyReport, scale: str, selection: Selection, pat
         axes.set_xlabel("optimizer step (dotted: a stage of the curriculum ends)")
         axes.set_ylabel("tokens of the key right (per cent)")
         label_ends(axes, ends)
-        said = "; ".join(f"{report.short_titles[name]} {percent(of)} %" for name, of in last.items())
+        best = max(last, key=lambda name: last[name])
         entitle(
             axes,
-            f"Tokens of keys in earlier segments at the end of training: {said}",
+            f"Tokens of keys in earlier segments at the end of training: {'at most ' * (len(last) > 1)}"
+            f"{percent(last[best])} % ({report.short_titles[best]})",
             f"{report.title}, scale {scale}: the training's own prompts, the true digits before each token given",
         )
         return save(figure, path)
 
 
-def _depth(name: str | float) -> float:
-    """A place of the key by its name: 0 is the start of the text, 1 its end."""
-    return NAMED_DEPTHS[name] if isinstance(name, str) and name in NAMED_DEPTHS else float(name)
-
-
 def _found_up_to(curve: Mapping[int, float]) -> int:
-    """The distance up to which every key is found; 0 if some are not found at the shortest."""
-    whole = itertools.takewhile(lambda distance: curve[distance] == 100, sorted(curve))
+    """The number of segments up to which every key is found; 0 if some are not found at the fewest."""
+    whole = itertools.takewhile(lambda segments: curve[segments] == 100, sorted(curve))
     return max(whole, default=0)

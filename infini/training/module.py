@@ -41,7 +41,8 @@ _EXTENSION_STREAM, _HISTORY_STREAM, _SEGMENT_STREAM = 3, 4, 5
 
 class Whole(NamedTuple):
     """Totals over all rows of a step's batch, of which a rank reads some: rows, tokens that are read, targets, targets
-    of the second loss, and targets that only a memory can tell. first: the first row of this rank, or of its part."""
+    of the second loss, and targets of answers in an earlier segment. first: the first row of this rank, or of its
+    part."""
 
     rows: int
     tokens: int
@@ -58,8 +59,9 @@ class LanguageModelModule(lightning.LightningModule):
     an empty state. Gradients flow through all segments of a sequence.
 
     A batch may also hold segment_length, that of its stage of the curriculum; lm_targets_BT and lm_weight, targets and
-    weight of a second loss; recalled_BT, bool, targets that only a memory can tell; history_PT, the pieces of a long
-    history (see infini.training.additions.long_history); and the source of an encoder-decoder (SOURCE).
+    weight of a second loss; recalled_BT, bool, targets of answers that lie in an earlier segment; history_PT, the
+    pieces of a long history (see infini.training.additions.long_history); and the source of an encoder-decoder
+    (SOURCE).
 
     ranks: each reads its own rows of a batch. sequence_group: the group of the ranks that share sequences; each reads
     its own segments. accumulate: parts of a rank's rows, read one after the other. Losses are sums over targets divided
@@ -98,8 +100,8 @@ class LanguageModelModule(lightning.LightningModule):
         """States after the long histories, when they were last read."""
         self.loss_curve: list[list[float]] = []
         self.recall_curve: list[list[int]] = []
-        """[step, right, targets] of the targets that only a memory can tell, answered with the true tokens before each;
-        for the steps that have some."""
+        """[step, right, targets] of answers that lie in an earlier segment, with the true tokens before each; for the
+        steps that have some."""
         self.tokens_seen = 0
         self._pending: list[tuple[int, torch.Tensor]] = []
         self._pending_recall: list[tuple[int, torch.Tensor, int]] = []
@@ -238,8 +240,8 @@ class LanguageModelModule(lightning.LightningModule):
         self, batch: dict[str, Any], state: State | None, whole: Whole
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State | None]:
         """Read rows of a batch. Returns the minimized value, whose gradients DDP and FSDP average over ranks; the loss
-        in nats over the targets of the whole batch, detached; how many targets that only a memory can tell are most
-        likely; and the detached state after them, if it is carried."""
+        in nats over the targets of the whole batch, detached; how many targets of answers in an earlier segment
+        are most likely; and the detached state after them, if it is carried."""
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         penalised = writes and bool(self.recipe.sparse_writes)
         # Tokens that are read a second time for the carried state only are not counted.
@@ -414,7 +416,8 @@ class LanguageModelModule(lightning.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint["infini"]
-        self.loss_curve, self.recall_curve = kept["loss_curve"], kept["recall_curve"]
+        # Checkpoints of before 2026-11-30 have no such curve.
+        self.loss_curve, self.recall_curve = kept["loss_curve"], kept.get("recall_curve", [])
         self.tokens_seen = kept["tokens_seen"]
         self.stage, self.stage_loss, self.stage_steps = kept["stage"], kept["stage_loss"], kept["stage_steps"]
         self._seconds_before, self._random_states = kept["seconds"], kept["random_states"]

@@ -66,8 +66,12 @@ def test_the_script_starts_torchrun_on_each_node_as_slurm_was_asked(script: str,
     assert cfg.recipe.batch_size % (int(torchrun.nnodes) * int(torchrun.nproc_per_node)) == 0
 
 
-def test_a_job_at_the_end_of_its_time_stops_its_training_and_is_queued_again(script: str, tmp_path: Path) -> None:
-    """Slurm does not queue a job again that ran out of time. `B:` sends the signal to the script alone."""
+@pytest.mark.parametrize("ended", [1, 0], ids=["stopped", "finished meanwhile"])
+def test_a_job_at_the_end_of_its_time_stops_its_training_and_is_queued_again(
+    ended: int, script: str, tmp_path: Path
+) -> None:
+    """Slurm does not queue a job again that ran out of time. `B:` sends the signal to the script alone. A training that
+    ends before the signal arrives would train once more."""
     assert re.search(r"^#SBATCH --signal=B:USR1@\d+$", script, re.MULTILINE)
     (tmp_path / "long").touch()
     # A training that saves its step when srun passes SIGTERM on.
@@ -77,7 +81,7 @@ def test_a_job_at_the_end_of_its_time_stops_its_training_and_is_queued_again(scr
         "    time.sleep(0.5)\n"
         "    asked = pathlib.Path('scontrol.txt').read_text()\n"
         "    pathlib.Path('saved.txt').write_text(asked)\n"
-        "    sys.exit(1)\n"
+        f"    sys.exit({ended})\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "pathlib.Path('ready').touch()\n"
         "time.sleep(60)\n",
@@ -92,4 +96,4 @@ def test_a_job_at_the_end_of_its_time_stops_its_training_and_is_queued_again(scr
     running.wait(30)
     # Slurm kills a job that it queues again: the training has saved before that.
     assert (tmp_path / "saved.txt").read_text(encoding="utf-8") == f"show hostnames {NODES}\n"
-    assert (tmp_path / "scontrol.txt").read_text(encoding="utf-8").splitlines()[1:] == ["requeue 4711"]
+    assert (tmp_path / "scontrol.txt").read_text(encoding="utf-8").splitlines()[1:] == ["requeue 4711"] * ended

@@ -11,12 +11,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from infini.cli import main as cli
@@ -35,7 +37,7 @@ RUN_ELSEWHERE = {"bad_input.md": "tests/cli/test_bad_input.py", "extending.md": 
 def words_of_infini(line: str) -> str | None:
     """The words for infini of a line of a shell, which may start infini by torchrun or by sbatch --wrap."""
     by_sbatch = re.fullmatch(r"sbatch .*?--wrap (['\"])infini (.*)\1", line)
-    started = re.fullmatch(r"(?:(?:srun )?torchrun .*? -m )?infini (.*)", line)
+    started = re.fullmatch(r"(?:(?:srun )?torchrun .*? -m )?infini (.*?)(?: &)?", line)
     return by_sbatch[2] if by_sbatch else started and started[1]
 
 
@@ -624,6 +626,16 @@ def test_targets_are_in_the_makefile() -> None:
         for words in re.findall(r"`make ([\w -]+)`", text) + re.findall(r"^make ([\w -]+)$", text, re.MULTILINE):
             for target in words.split():
                 assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), f"{page.name}: {target}"
+
+
+@pytest.mark.skipif(shutil.which("make") is None or torch.cuda.is_available(), reason="needs make, and no GPU")
+def test_make_gpu_ends_at_once_without_a_gpu(tmp_path: Path) -> None:
+    """All tests that need one would be skipped, and the next start on a GPU would not run them."""
+    given = [f"BIN={Path(sys.executable).parent}", f"GPU={tmp_path / 'gpu'}"]
+    words = ["make", "--silent", "--old-file=.venv/.installed-dev", "gpu", *given]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and done.stderr.startswith("make gpu: torch sees no GPU here\n") and not done.stdout
+    assert not (tmp_path / "gpu").exists()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

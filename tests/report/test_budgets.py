@@ -34,6 +34,12 @@ def report(**changes: Any) -> Report:
     rows = [row for own in BUDGETS.values() for row in own]
     settings = report_settings() | {"models": dict(zip(rows, rows, strict=True)), "paper": {}, "baseline": "local"}
     settings |= {"memory_baseline": None, "budgets": BUDGETS, "budgets_over": ["local", "rmt"]}
+    settings["variants"] = {
+        row: {"model": model, "settings": {"laptop": [f"recipe.steps={100 * 4**budget}"]}}
+        for model, own in BUDGETS.items()
+        for budget, row in enumerate(own)
+        if budget
+    }
     return Report.from_config(settings | changes)
 
 

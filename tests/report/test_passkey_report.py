@@ -560,26 +560,28 @@ def texts_of(figure: Any) -> str:
     return "\n".join(text.get_text() for text in figure.axes[0].texts)
 
 
-def test_keys_are_drawn_by_the_segments_that_end_before_the_question(saved: list[Any], tmp_path: Path) -> None:
-    """In segments of 128 a key at the start of 1,024 tokens lies 8 segment ends before the question, like one in the
-    middle of 2,048. What lies in the question's segment, and a row that finds no key, are not drawn."""
+def test_keys_are_drawn_by_the_segments_of_their_texts(saved: list[Any], tmp_path: Path) -> None:
+    """Keys at the start and in the middle of a text count together, weighed by their prompts. What lies in the
+    question's segment, a knock-out, and a row that finds no key are not drawn."""
     of = report(lengths=["1K", "2K"])
     found, other = pair(lengths=[1024, 2048]), pair("infini_delta", lengths=[1024, 2048])
+    extended = pair(recipe="passkey_laptop_extended", lengths=[1024, 2048], asked={"task.knockout": "reset"})
     exact = {(1024, "start"): 1.0, (1024, "middle"): 1.0, (2048, "start"): 0.0, (2048, "middle"): 0.5}
     for cell in found[1].series["cells"]:
-        cell |= {"examples": 20 if cell["length"] == 1024 else 60}
+        cell["examples"] = {"start": 20, "middle": 60, "end": 10}[cell["depth"]]
         cell["exact_match"] = exact.get((cell["length"], cell["depth"]), 0.0)
     for cell in other[1].series["cells"]:
         cell["exact_match"] = float(cell["depth"] == "end")
-    N = found[1].config["dims"]["segment_length"]
-    passkey_figures.exact_by_distance(of, "laptop", select_runs(of, "laptop", [*found, *other]), tmp_path / "figure")
-    near, mean, far = 512 // N, (20 * 100 + 60 * 50) / 80, 2048 // N
-    assert lines_of(saved[0]) == [[(near, 100), (2 * near, mean), (far, 0)]]
+    chosen = select_runs(of, "laptop", [*found, *other, *extended])
+    assert chosen.runs.keys() == {"linear", "delta", "linear_reset"}
+    passkey_figures.exact_by_segments(of, "laptop", chosen, tmp_path / "figure")
+    assert lines_of(saved[0]) == [[(8, 100), (16, (20 * 0 + 60 * 50) / 80)]]
     said = " ".join(texts_of(saved[0]).split())
-    assert f"Every key up to {near} segments: " in said and "no key: 1 row of 2" in said
+    assert "Every key in texts of up to 8 segments: " in said and "no key: 1 row of 2" in said
+    assert "80 to 80 prompts a point" in said
     for cell in found[1].series["cells"]:
         cell["exact_match"] = 0.0
-    assert not passkey_figures.exact_by_distance(of, "laptop", select_runs(of, "laptop", found), tmp_path / "figure")
+    assert not passkey_figures.exact_by_segments(of, "laptop", select_runs(of, "laptop", found), tmp_path / "figure")
 
 
 def test_the_accuracy_of_a_training_is_drawn_by_its_steps(saved: list[Any], tmp_path: Path) -> None:

@@ -409,6 +409,8 @@ def test_every_setup_trains_as_one_process(
         assert cli.main(command(corpus, tmp_path / name, *more, f"optimizer={optimizer}", task=task)) == 0
     # Five answers a step: rounding errors of their gradients grow faster.
     assert_equal_runs(tmp_path / "one", tmp_path / "two", TOLERANCE if task == "pg19" else 10 * TOLERANCE)
+    one, two = (run_of(tmp_path / name).series.get("recall_curve") for name in ("one", "two"))
+    assert one == two and (task == "pg19") == (one is None)
 
 
 @pytest.mark.slow

@@ -517,6 +517,7 @@ def test_what_moves_to_a_gpu_is_pinned_and_nothing_else(device: str, monkeypatch
     module = LanguageModelModule(make_model(WITH_MEMORY[0], torch.float32), cfg.optimizer, cfg.recipe, carry_state=True)
     batch = {**training_batch(4, SEGMENT, documents=True), "history_PT": torch.ones(3, 4), "lm_weight": 0.5}
     batch["lm_targets_BT"] = batch["targets_BT"].clone()
+    batch["recalled_BT"] = batch["targets_BT"] > 0
     got = module.transfer_batch_to_device(batch, torch.device(device), 0)
     assert {name for name, value in moved.items() if torch.is_tensor(value)} == {"ids_BT", "history_PT"}
     assert moved["lm_weight"] == 0.5
