@@ -36,8 +36,11 @@ _WHY = {
 }
 
 
-def prepare(verb: Verb, words: Sequence[str]) -> tuple[Config, list[str], dict[str, Any]]:
-    """The checked input of a verb: configuration, overrides, and the values that the verb itself read of its words."""
+def prepare(verb: Verb, words: Sequence[str], elsewhere: bool = False) -> tuple[Config, list[str], dict[str, Any]]:
+    """The checked input of a verb: configuration, overrides, and the values that the verb itself read of its words.
+
+    elsewhere: see check.
+    """
     from infini.config.compose import compose
 
     words = [bracketed(word) for word in words]
@@ -47,7 +50,7 @@ def prepare(verb: Verb, words: Sequence[str]) -> tuple[Config, list[str], dict[s
         cfg = compose([*overrides, *taken.first])
     except NoSuchKeyError as error:
         raise with_keys_of(verb, error) from error
-    check(verb, cfg, overrides)
+    check(verb, cfg, overrides, elsewhere)
     if "seeds" in extra and not extra["seeds"]:
         extra["seeds"] = [cfg.seed]
     note_replaced(taken.overrides)
@@ -84,8 +87,9 @@ def refuse_unread_of_report(verb: Verb, report: ReportKind, words: Iterable[str]
             raise InputError(f"{word}: infini {verb.name} does not read {key} for report={report.name}{why}")
 
 
-def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
-    """Raise InputError for a command that cannot work."""
+def check(verb: Verb, cfg: Config, overrides: Sequence[str], elsewhere: bool = False) -> None:
+    """Raise InputError for a command that cannot work. elsewhere: it runs on another machine, which looks for its own
+    GPU."""
     name = verb.name
     if "report" in verb.groups:
         from infini.report.load import load_report
@@ -108,9 +112,11 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
         for word in overrides:
             if key_of(word) == "task.data_dir":
                 print(f"{word}: has no effect with {setting}, which reads no documents", file=sys.stderr)
-    if verb.reads("parallel.accelerator") and not cfg.plan:
+    if elsewhere or cfg.plan:
+        return
+    if verb.reads("parallel.accelerator"):
         check_accelerator(cfg.parallel.accelerator)
-    if verb.computes and not cfg.plan and getattr(cfg.task, "reference", None) is None:
+    if verb.computes and getattr(cfg.task, "reference", None) is None:
         for group in ("scale", "suite"):
             if group in verb.groups or group in verb.choices:
                 check_made_for(group, cfg.scale.name if group == "scale" else cfg.suite.name, cfg.parallel.accelerator)

@@ -55,7 +55,7 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     except NoSuchKeyError as error:
         raise with_keys_of(verb, error) from error
     for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
-        check(verb, cfg, job_overrides)
+        check(verb, cfg, job_overrides, _runs_elsewhere(words))
     note_replaced(overrides)
     # A file for each finished job, with the run ids of its records, a line each; jobs may run in several processes.
     # When all jobs have finished, the files are removed, and the same command runs all jobs again.
@@ -90,7 +90,7 @@ def share(verb: Verb, words: Sequence[str]) -> int:
     """Run the command in several processes at once, by Hydra's launcher; they share its runs (infini.runs.workers)."""
     of_hydra = [word for word in words if key_of(word).startswith("hydra")]
     others = [word for word in words if word not in of_hydra]
-    cfg, _, _ = prepare(verb, others)
+    cfg, _, _ = prepare(verb, others, _runs_elsewhere(of_hydra))
     if cfg.plan:
         raise InputError("plan=true: starts nothing; leave out -m")
     if _launcher(of_hydra) is None:
@@ -115,6 +115,11 @@ def share(verb: Verb, words: Sequence[str]) -> int:
 def _launcher(words: Sequence[str]) -> str | None:
     """The word that names a launcher; None where there is none, and jobs run in this process."""
     return next((word for word in words if word.startswith("hydra/launcher=")), None)
+
+
+def _runs_elsewhere(words: Sequence[str]) -> bool:
+    """Whether the jobs run on machines of Slurm, which may have the GPU that this one lacks."""
+    return _launcher(words) == "hydra/launcher=submitit_slurm"
 
 
 def _said_by_launcher(error: Exception) -> str:
