@@ -257,7 +257,7 @@ def exact_by_segments(report: PasskeyReport, scale: str, selection: Selection, p
             continue
         for run, cell in chosen_cells(report, runs).values():
             if cell["same_segment"] == 0:
-                segments = max(1, cell["length"] // run.config["dims"]["segment_length"])
+                segments = cell["length"] // run.config["dims"]["segment_length"]
                 whole = found.setdefault(name, {}).setdefault(segments, [])
                 whole += [100 * cell["exact_match"]] * cell["examples"]
     drawn = {name: of for name, of in found.items() if any(map(any, of.values()))}

@@ -362,6 +362,10 @@ def test_the_carried_state_is_part_of_a_checkpoint() -> None:
         assert torch.equal(mine, theirs), path
     assert other.loss_curve == module.loss_curve
     assert other.tokens_seen == 2 * 2 * SEGMENT
+    # A checkpoint of before the curve of recall still resumes.
+    del checkpoint["infini"]["recall_curve"]
+    other.on_load_checkpoint(checkpoint)
+    assert other.recall_curve == [] and other.loss_curve == module.loss_curve
 
 
 def test_what_a_checkpoint_carries_goes_to_the_device_of_the_model() -> None:
