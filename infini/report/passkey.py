@@ -281,11 +281,6 @@ class PasskeyReport(RowMatchingReport):
 
         return self.with_provenance(scale, sources, [table], [note], read, others, details)
 
-    @property
-    def short_titles(self) -> Mapping[str, str]:
-        """Titles in figures."""
-        return {name: row.short or row.title for name, row in self.rows.items()}
-
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates
         from infini.report.passkey_figures import (

@@ -237,6 +237,11 @@ class RowsOfOneTask(RunReport, ABC):
         return {name: row.title for name, row in self.by_name.items()}
 
     @property
+    def short_titles(self) -> Mapping[str, str]:
+        """Titles in figures, where there is little room: `short` of the rows that have it."""
+        return {name: getattr(row, "short", "") or row.title for name, row in self.by_name.items()}
+
+    @property
     def to_run(self) -> list[str]:
         """The rows that `infini reproduce` makes, in the order of the table."""
         runnable = [name for name, row in self.by_name.items() if row.model]

@@ -60,6 +60,8 @@ class SummaryRow:
     """A system. Without `model` the row has only the paper's numbers."""
 
     title: str
+    short: str = ""
+    """Title in figures, where there is little room; empty: the title."""
     model: str | None = None
     paper: list[float] = field(default_factory=list)
     """R-1, R-2, R-L and Overall as printed."""
@@ -308,7 +310,7 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
             # Shifted, so that bars do not cover each other.
             moved = x * 1.04**index
             axes.errorbar(moved, mean, bars, capsize=2, elinewidth=0.8, **look[name].drawn)
-            ends.append(Label(float(moved[-1]), float(mean[-1]), report.systems[name].title, look[name].colour))
+            ends.append(Label(float(moved[-1]), float(mean[-1]), report.short_titles[name], look[name].colour))
         ticks = parse_lengths(report.input_lengths)
         axes.set_xscale("log")
         axes.set_xticks(ticks, [format_length(tick) for tick in ticks])
@@ -326,22 +328,24 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
 
 
 def _finding(report: SummaryReport, selection: Selection, rows: list[str]) -> str:
-    """The slope over the logarithm of the tokens read, with its interval, of each row that has all lengths."""
+    """The slope over the logarithm of the tokens read, with its interval, of each row that has all lengths. Rows whose
+    scores are the same at every length, as of references that do not read to a length, are not named."""
     lengths = parse_lengths(report.input_lengths)
-    slopes = {}
+    sure: list[str] = []
+    unsure: list[str] = []
     for row in rows:
         read = [tokens_read(selection.runs[row], length) for length in lengths]
-        if found := difference_of_scores(selection, [(row, n) for n in lengths], slope_weights(read)):
-            slopes[row] = found[0]
-    if not slopes:
+        found = difference_of_scores(selection, [(row, n) for n in lengths], slope_weights(read))
+        if found and (found[0].mean, *found[0].interval) != (0, 0, 0):
+            mean, (low, high) = found[0].mean, found[0].interval
+            of = unsure if low <= 0 <= high else sure
+            of.append(f"{report.short_titles[row]} {mean:+.2f} ({low:+.2f} to {high:+.2f})")
+    if not sure and not unsure:
         return "Overall ROUGE by tokens of the book that were read"
-    texts = [
-        f"{report.systems[row].title} {slope.mean:+.2f} ({slope.interval[0]:+.2f} to {slope.interval[1]:+.2f})"
-        for row, slope in slopes.items()
-    ]
-    sure = [slope for slope in slopes.values() if slope.interval[0] > 0 or slope.interval[1] < 0]
     what = "Reading more of a book" + (" changes Overall ROUGE" if sure else ": no sure change of Overall ROUGE")
-    return f"{what}, points a doubling: {'; '.join(texts)}"
+    if sure and unsure:
+        unsure[0] = f"no sure change: {unsure[0]}"
+    return f"{what}, points a doubling: {'; '.join([*sure, *unsure])}"
 
 
 def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[float, float, float, float]]:

@@ -25,6 +25,11 @@ from infini.cli import main as cli
 from infini.cli.arguments import bracketed, check_lengths, refuse_unread
 from infini.commands import Arguments, verbs
 from infini.config.compose import compose, expand_sweep
+from infini.config.lengths import parse_lengths
+from infini.records import load_records
+from infini.report.load import load_report
+from infini.report.passkey import PasskeyReport, chosen_cells
+from infini.report.selection import select_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -388,7 +393,10 @@ def test_the_page_of_results_has_the_numbers_of_the_tables() -> None:
     table = "tables/llm_continual_laptop.md"
     rows = ("Segments of 512 and memory (Linear), untrained", "SmolLM2, segments of 512")
     memory, segments = (row_of(table, row).split("|")[2].strip() for row in rows)
-    assert f"in segments of 512, the perplexity of SmolLM2 is {memory} with it and {segments} without" in text
+    assert f"SmolLM2 has {memory} with an untrained memory and {segments} without, on books in segments of 512" in text
+    trained = ("Segments of 512 and memory (Linear), trained", "Segments of 512, trained")
+    memory, segments = (row_of(table, row).split("|")[2].split()[0] for row in trained)
+    assert f"it has {memory} with the memory and {segments} without" in text
 
 
 def test_the_model_on_paper_is_what_its_assumptions_give() -> None:
@@ -560,7 +568,10 @@ def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
     names = ("SmolLM2, segments of 512", "Segments of 512 and memory (Linear), untrained")
     segments, memory = (row_of("tables/llm_continual_laptop.md", name).split("|")[2].strip() for name in names)
     assert f"{memory} with a memory and {segments} without" in text
-    page = (ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8").splitlines()
+    llm_results = (ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8")
+    said = f"in segments of 512, the perplexity of SmolLM2 is {memory} with it and {segments} without"
+    assert said in " ".join(llm_results.split())
+    page = llm_results.splitlines()
     first = next(number for number, line in enumerate(page) if line.startswith("| SmolLM2, perplexity of nine"))
     published = read_table("llm_continual_laptop.md")
     begin = published.index("| Model | PG19 published | Arxiv-math published |") + 2
@@ -673,6 +684,25 @@ def test_the_prompts_of_the_papers_order_are_those_of_its_run(row: str) -> None:
     assert {cell["exact_match"] for cell in asked[0.0]} == {0.0} and {cell["exact_match"] for cell in asked[1.0]} == {
         1.0
     }
-    page = (ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8")
+    page = " ".join((ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8").split())
     assert f"none in an earlier segment (0 of {needed} prompts with either rule, at 1K to 32K" in README
     assert f"none of {needed} with either rule, at 1K to 32K, and all of {others} in the question's segment" in page
+
+
+def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
+    """Keys in an earlier segment than the question, by tokens of the text, of all runs of each row together."""
+    report = load_report(compose(["report=llm_passkey"]).report)
+    assert isinstance(report, PasskeyReport)
+    lengths = parse_lengths(report.lengths)
+    rows = []
+    for name, runs in select_runs(report, "laptop", load_records(ROOT / "results")).runs.items():
+        cells = [cell for _, cell in chosen_cells(report, runs).values() if cell["same_segment"] == 0]
+        counts = []
+        for length in lengths:
+            at = [cell for cell in cells if cell["length"] == length]
+            found = sum(round(cell["exact_match"] * cell["examples"]) for cell in at)
+            counts.append(f"{found} / {sum(cell['examples'] for cell in at)}" if at else "—")
+        rows.append(f"| {report.short_titles[name]} | {' | '.join(counts)} |")
+    page = (ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(page) if line.startswith("| keys found / asked"))
+    assert page[first + 2 : page.index("", first)] == rows

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from infini.report import summaries as summary_report
 from infini.report.book_scores import _scores, difference_of_scores, slope_weights, tokens_read
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport, overall_by_length
+from infini.report.summaries import SummaryReport, _finding, overall_by_length
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
 
 CHINESE = "狐狸遇见了母鸡。"
@@ -178,3 +180,30 @@ def test_an_evaluation_that_no_row_takes_is_named() -> None:
     (note,) = [note for note in report.render("laptop", [], runs).notes if "without a cell" in note]
     why = "its scores are the max over the summaries of a book, this table's the mean"
     assert note == f"yours: 1 evaluation without a cell here; the last is {runs[1].run_id}: {why}"
+
+
+SLOPES = "Overall ROUGE, points a doubling"
+
+
+@pytest.mark.parametrize(
+    ("linear", "delta", "finding"),
+    [
+        ((2, 3, 4), (2, 9, 1), f"Reading more of a book changes {SLOPES}: Linear; no sure change: Delta"),
+        ((2, 3, 4), (1, 2, 3), f"Reading more of a book changes {SLOPES}: Linear"),
+        ((1, 2, 3), (2, 9, 1), f"Reading more of a book: no sure change of {SLOPES}: Delta"),
+        ((1, 2, 3), (1, 2, 3), "Overall ROUGE by tokens of the book that were read"),
+    ],
+)
+def test_the_title_names_sure_changes_and_leaves_out_scores_that_no_length_changes(
+    linear: tuple[float, ...], delta: tuple[float, ...], finding: str
+) -> None:
+    """A reference reads no more of a book where more is asked, so its score says nothing about reading more."""
+    report = load_report(compose(["report=booksum_lengths", "report.input_lengths=[16K,32K]"]).report)
+    assert isinstance(report, SummaryReport)
+    systems = {name: replace(row, short=name.removeprefix("infini_").title()) for name, row in report.systems.items()}
+    report = replace(report, systems=systems)
+    runs = []
+    for model, at_32k in (("infini_linear", linear), ("infini_delta", delta)):
+        runs += summaries(model, {16 * 1024: (1, 2, 3), 32 * 1024: at_32k}, split="validation")
+    title = _finding(report, select_runs(report, "laptop", runs), list(systems))
+    assert re.sub(r" [+-]\d\.\d\d \(.*?\)", "", title) == finding
