@@ -693,16 +693,26 @@ def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
     """Keys in an earlier segment than the question, by tokens of the text, of all runs of each row together."""
     report = load_report(compose(["report=llm_passkey"]).report)
     assert isinstance(report, PasskeyReport)
-    lengths = parse_lengths(report.lengths)
-    rows = []
+    counts: dict[str, dict[int, tuple[int, int]]] = {}
     for name, runs in select_runs(report, "laptop", load_records(ROOT / "results")).runs.items():
         cells = [cell for _, cell in chosen_cells(report, runs).values() if cell["same_segment"] == 0]
-        counts = []
-        for length in lengths:
+        for length in parse_lengths(report.lengths):
             at = [cell for cell in cells if cell["length"] == length]
             found = sum(round(cell["exact_match"] * cell["examples"]) for cell in at)
-            counts.append(f"{found} / {sum(cell['examples'] for cell in at)}" if at else "—")
-        rows.append(f"| {report.short_titles[name]} | {' | '.join(counts)} |")
+            counts.setdefault(name, {})[length] = found, sum(cell["examples"] for cell in at)
+    rows = [
+        f"| {report.short_titles[name]} | "
+        + " | ".join(f"{found} / {asked}" if asked else "—" for found, asked in by_length.values())
+        + " |"
+        for name, by_length in counts.items()
+    ]
     page = (ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(page) if line.startswith("| keys found / asked"))
     assert page[first + 2 : page.index("", first)] == rows
+    gated = counts["linear_input_gate"]
+    up_to_32k = [sum(each) for each in zip(*(of for n, of in gated.items() if n <= 2**15), strict=True)]
+    emptied = [sum(each) for each in zip(*counts["linear_input_gate_reset"].values(), strict=True)]
+    assert up_to_32k[0] == up_to_32k[1] and emptied[0] == 0
+    found, asked = gated[2**17]
+    said = f"Linear finds all of {up_to_32k[1]} such keys at 1K to 32K (two seeds) and {found} of {asked} at 128K"
+    assert f"{said} (one seed), and with the memory emptied none of {emptied[1]} (" in README
