@@ -123,6 +123,9 @@ class Report(RunReport):
     whole_documents: bool = field(default=False, metadata={"allowed": "true or false"})
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
+    eval_max_tokens: int | None = None
+    """Tokens of a document that evaluations read at most, if not as many as the rows and the scale say
+    (scale.eval_max_tokens)."""
     untrained: list[str] = field(default_factory=list)
     """Rows of pretrained models that are evaluated without a training. No other run fills a cell of theirs."""
     trained_on: str | None = None
@@ -142,6 +145,9 @@ class Report(RunReport):
             one_of("report.trained_on", self.trained_on, groups()["task"])
         hint = did_you_mean(self.task, self.benchmarks)
         require(self.task in self.benchmarks, "report.task", self.task, f"must be a task of report.benchmarks{hint}")
+        most = self.eval_max_tokens
+        known = most is None or (type(most) is int and most > 0 and not self.whole_documents)
+        require(known, "report.eval_max_tokens", most, "must be null or a positive number; null with whole_documents")
         for key in ("baseline", "memory_baseline"):
             row = getattr(self, key)
             allowed = f"must be null or a row of report.models{did_you_mean(str(row), self.models)}"
@@ -224,8 +230,10 @@ class Report(RunReport):
 
     def evaluation_settings(self) -> list[str]:
         """Settings of the evaluations of every row."""
-        # Knock-outs are measured once, at the beginnings of documents.
-        return ["scale.eval_max_tokens=null", "scale.knockouts=false"] if self.whole_documents else []
+        if self.whole_documents:
+            # Knock-outs are measured once, at the beginnings of documents.
+            return ["scale.eval_max_tokens=null", "scale.knockouts=false"]
+        return [] if self.eval_max_tokens is None else [f"scale.eval_max_tokens={self.eval_max_tokens}"]
 
     def model_of(self, row: str) -> str:
         """The model of a row."""
@@ -263,6 +271,8 @@ class Report(RunReport):
         """Tokens of a document that the evaluations of a row read at most; None: all."""
         if self.whole_documents:
             return None
+        if self.eval_max_tokens is not None:
+            return self.eval_max_tokens
         settings = values_of(self.settings_of(row, scale) or ())
         limit: int | None = settings.get("scale.eval_max_tokens", _limit_at(scale))
         return limit

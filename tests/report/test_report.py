@@ -20,7 +20,7 @@ from infini.errors import InputError
 from infini.report import render
 from infini.report.footprint import TABLE1
 from infini.report.load import draw
-from infini.report.selection import select_runs
+from infini.report.selection import Selection, select_runs
 from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Row, Table
 from infini.report.text_report import Report
 
@@ -305,6 +305,20 @@ def test_whole_documents_and_their_beginnings_fill_different_tables(report_confi
     assert not tables[False].evaluation_settings()
     with pytest.raises(InputError, match=r"report\.whole_documents='yes': true or false"):
         Report.from_config(report_config | {"whole_documents": "yes"})
+
+
+def test_a_report_may_read_further_than_its_rows(report_config: dict[str, Any]) -> None:
+    """The limit of the report is that of all its evaluations, and a run that read otherwise is marked."""
+    report = Report.from_config(report_config | {"eval_max_tokens": 32768})
+    assert report.evaluation_settings() == ["scale.eval_max_tokens=32768"]
+    run = make_eval("local", 1, 4.0)
+    for read, found in ((32768, {}), (8192, ["reads up to 8192 tokens of a document instead of 32768"])):
+        run.config["scale"] = {"eval_max_tokens": read}
+        ways = report.find_mismatches("local", [run], Selection({}, {})).get(run.run_id, [])
+        assert [way for way in ways if way.startswith("reads up to")] == list(found)
+    for wrong, whole in ((0, False), ("8K", False), (True, False), (8192, True)):
+        with pytest.raises(InputError, match=r"report\.eval_max_tokens=.*: must be null or a positive number"):
+            Report.from_config(report_config | {"eval_max_tokens": wrong, "whole_documents": whole})
 
 
 def test_rows_that_read_different_lengths_are_not_compared(report: Report) -> None:
