@@ -140,9 +140,20 @@ def test_the_fine_tuning_of_a_preset_goes_on_as_its_pre_training(task: str, pres
     assert tuned.init_from == "RUN_ID"
     if task == "passkey":
         assert tuned.recipe.batch_size == before.recipe.batch_size and tuned.recipe.steps == 400
+        # Keys of few digits are an addition of ours.
+        assert tuned.task.few_digit_share == 0.0
         assert tuned.recipe.segments_per_sequence * tuned.dims.segment_length == 4096
     else:
         assert f"a batch of {tuned.recipe.batch_size} and {tuned.recipe.steps:,} steps" in page
+
+
+@pytest.mark.parametrize("scale", ["laptop", "gpu", "paper"])
+@pytest.mark.parametrize("optimizer", [(), ("optimizer=adamw",)], ids=["default", "adamw"])
+def test_continual_pre_training_has_the_papers_rate_whatever_trains_it(scale: str, optimizer: tuple[str, ...]) -> None:
+    """The rates of models from scratch are 40 to 100 times as high, and would undo a pretrained model's training."""
+    words = ["task=continual", "model=llm", f"scale={scale}", *optimizer]
+    assert compose(words).optimizer.lr == 1e-4
+    assert compose([*words, "optimizer.lr=0.0005"]).optimizer.lr == 5e-4
 
 
 def shown_time(operations: float) -> str:
