@@ -506,9 +506,11 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     # A run with neither parent nor base used no model, whatever its configuration says.
     of_model = run.parent or "base" in run.environment
     training, evaluation = selection.training_config(run) if of_model else {}, run.config
-    settings = _start(training, selection) | _flat(training, *_TRAINING_GROUPS) | _flat(evaluation, "task", "scale")
+    # A pretrained model that was not trained has a recipe and an optimizer in its configuration all the same.
+    groups = _TRAINING_GROUPS if run.parent else ("model", "dims")
+    settings = _start(training, selection) | _flat(training, *groups) | _flat(evaluation, "task", "scale")
     # The prompts of the training may differ from those of the evaluation.
-    learned = _flat(training, "task")
+    learned = _flat(training, "task") if run.parent else {}
     kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
     return kept | {f"training {name}": learned[name] for name in learned.keys() - _LEFT_OUT - NOT_LEARNED}
 

@@ -269,6 +269,22 @@ def test_seeds_trained_differently_are_not_averaged(key: str) -> None:
         rows_of([*pair(), *other])
 
 
+def test_the_recipe_of_an_untrained_model_keeps_no_runs_apart() -> None:
+    """Its configuration has the defaults of the day, which change; it was asked other lengths on another day."""
+    report = load_report(compose(["report=llm_passkey"]).report)
+    assert isinstance(report, PasskeyReport)
+    name = "20261126T164409Z-eval-passkey-llm-s1-fe29f2"
+    (base,) = (run for run in load_records(published_dir()) if run.run_id == name)
+    later = copy.deepcopy(base)
+    later.run_id = "later"
+    later.config["recipe"]["batch_size"] += 1
+    later.config["optimizer"]["lr"] *= 2
+    assert select_runs(report, "laptop", [base, later]).runs["local"] == [base, later]
+    later.config["dims"]["d_model"] *= 2
+    with pytest.raises(InputError, match="different settings in one cell.*dims.d_model"):
+        select_runs(report, "laptop", [base, later])
+
+
 def test_an_extended_run_never_stands_beside_the_papers_numbers() -> None:
     table = report().render("laptop", [], pair(recipe="passkey_laptop_extended")).tables[0]
     names = [row.model for row in table.rows]
