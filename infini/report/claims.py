@@ -398,7 +398,8 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         # With another number, which could be chosen with results in sight, it is not the test that was fixed.
         return Measured(text, tuple(used), missing=f"{wanted} prompts per cell")
     if missing := _missing_seeds(claim, n_seeds):
-        missing += f" and prompts of {', '.join(not_asked)}" * bool(not_asked)
+        if not_asked:
+            missing += f" and prompts of {', '.join(not_asked)}"
         return Measured(text, tuple(used), missing=missing)
     if not_asked:
         # The lengths that are missing may be the ones at which it fails. Each of their places counts.

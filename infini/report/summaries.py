@@ -319,10 +319,12 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
         axes.set_ylabel("overall ROUGE (per cent)")
         label_ends(axes, ends)
         synthetic = SYNTHETIC_MARK * selection.synthetic
+        counts = sorted({len({run.seed for run in selection.runs[name]}) for name in curves})
+        seeds = "one seed" if counts == [1] else f"mean over {' or '.join(map(str, counts))} seeds"
         entitle(
             axes,
             _finding(report, selection, list(curves)),
-            f"{report.title}. Scale {scale}, {report.split} books{synthetic}; mean over seeds, bars: 95 % over books",
+            f"{report.title}. Scale {scale}, {report.split} books{synthetic}; {seeds}, bars: 95 % over books",
         )
         return save(figure, path)
 
@@ -342,10 +344,12 @@ def _finding(report: SummaryReport, selection: Selection, rows: list[str]) -> st
             of.append(f"{report.short_titles[row]} {mean:+.2f} ({low:+.2f} to {high:+.2f})")
     if not sure and not unsure:
         return "Overall ROUGE by tokens of the book that were read"
-    what = "Reading more of a book" + (" changes Overall ROUGE" if sure else ": no sure change of Overall ROUGE")
+    what = "Reading more of a book: no sure change of Overall ROUGE, points a doubling"
+    if sure:
+        what = "Reading more of a book changes Overall ROUGE, points a doubling (each interval by itself)"
     if sure and unsure:
         unsure[0] = f"no sure change: {unsure[0]}"
-    return f"{what}, points a doubling: {'; '.join([*sure, *unsure])}"
+    return f"{what}: {'; '.join([*sure, *unsure])}"
 
 
 def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[float, float, float, float]]:

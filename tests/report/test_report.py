@@ -16,10 +16,11 @@ from markdown_it import MarkdownIt
 from report_runs import make_eval, make_train, report_settings, synthetic, variants_report
 from rich.console import Console
 
+from infini.config.compose import compose
 from infini.errors import InputError
 from infini.report import render
 from infini.report.footprint import TABLE1
-from infini.report.load import draw
+from infini.report.load import draw, load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Row, Table
 from infini.report.text_report import Report
@@ -316,9 +317,22 @@ def test_a_report_may_read_further_than_its_rows(report_config: dict[str, Any]) 
         run.config["scale"] = {"eval_max_tokens": read}
         ways = report.find_mismatches("local", [run], Selection({}, {})).get(run.run_id, [])
         assert [way for way in ways if way.startswith("reads up to")] == list(found)
-    allowed = r"must be (null or a positive number|an integer or null)"
-    for wrong, whole in ((0, False), ("8K", False), (True, False), (8192, True)):
-        with pytest.raises(InputError, match=rf"report\.eval_max_tokens=.*: {allowed}"):
+    # The rows of this report say 8,192 themselves.
+    test = load_report(compose(["report=llm_continual_test"]).report)
+    assert isinstance(test, Report) and "scale.eval_max_tokens=8192" in (test.settings_of("linear", "laptop") or ())
+    for read, ways in ((32768, 0), (8192, 1)):
+        run = make_eval("llm", 1, 4.0)
+        run.config["scale"] = {"eval_max_tokens": read}
+        found = test.find_mismatches("linear", [run], Selection({}, {})).get(run.run_id, [])
+        assert sum(way.startswith("reads up to") for way in found) == ways
+    number, whole_or_not = "an integer or null", "null or a positive number; null with whole_documents"
+    for wrong, whole, allowed in (
+        (0, False, whole_or_not),
+        ("8K", False, number),
+        (True, False, number),
+        (8192, True, whole_or_not),
+    ):
+        with pytest.raises(InputError, match=rf"report\.eval_max_tokens={wrong!r}: must be {allowed}"):
             Report.from_config(report_config | {"eval_max_tokens": wrong, "whole_documents": whole})
 
 

@@ -183,13 +183,14 @@ def test_an_evaluation_that_no_row_takes_is_named() -> None:
 
 
 SLOPES = "Overall ROUGE, points a doubling"
+EACH = "(each interval by itself)"
 
 
 @pytest.mark.parametrize(
     ("linear", "delta", "finding"),
     [
-        ((2, 3, 4), (2, 9, 1), f"Reading more of a book changes {SLOPES}: Linear; no sure change: Delta"),
-        ((2, 3, 4), (1, 2, 3), f"Reading more of a book changes {SLOPES}: Linear"),
+        ((2, 3, 4), (2, 9, 1), f"Reading more of a book changes {SLOPES} {EACH}: Linear; no sure change: Delta"),
+        ((2, 3, 4), (1, 2, 3), f"Reading more of a book changes {SLOPES} {EACH}: Linear"),
         ((1, 2, 3), (2, 9, 1), f"Reading more of a book: no sure change of {SLOPES}: Delta"),
         ((1, 2, 3), (1, 2, 3), "Overall ROUGE by tokens of the book that were read"),
     ],
