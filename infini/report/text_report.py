@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any, ClassVar
 
 from infini.config.lengths import format_length
-from infini.config.schema import groups, settings_in
+from infini.config.schema import evaluation_keys, groups, settings_in
 from infini.config.typed import build
 from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, carried_floats, value_at, xl_cache
@@ -73,7 +73,9 @@ class Variant:
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this model and was trained with these settings."""
         wanted = values_of(self.settings.get(run.scale, ()))
-        same = all(value_at(trained, key) == wanted[key] for key in wanted.keys() - IRRELEVANT_SETTINGS)
+        # The training may be another report's, whose evaluations read otherwise.
+        of_training = wanted.keys() - IRRELEVANT_SETTINGS - {f"scale.{key}" for key in evaluation_keys("scale")}
+        same = all(value_at(trained, key) == wanted[key] for key in of_training)
         return bool(wanted) and run.model == self.model and same
 
 

@@ -23,7 +23,7 @@ from infini.report.footprint import TABLE1
 from infini.report.load import draw, load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Row, Table
-from infini.report.text_report import Report
+from infini.report.text_report import Report, Variant
 
 
 @pytest.fixture
@@ -334,6 +334,14 @@ def test_a_report_may_read_further_than_its_rows(report_config: dict[str, Any]) 
     ):
         with pytest.raises(InputError, match=rf"report\.eval_max_tokens={wrong!r}: must be {allowed}"):
             Report.from_config(report_config | {"eval_max_tokens": wrong, "whole_documents": whole})
+
+
+def test_a_row_takes_a_training_whose_own_evaluations_read_otherwise() -> None:
+    """A training of report=llm_passkey fills rows of running text, although its scale reads documents further."""
+    variant = Variant("local", {"laptop": ["optimizer.lr=0.1", "scale.eval_max_tokens=8192", "scale.knockouts=false"]})
+    trained = {"optimizer": {"lr": 0.1}, "scale": {"eval_max_tokens": 65536, "knockouts": True}}
+    assert variant.fits(make_eval("local", 1, 4.0), trained)
+    assert not variant.fits(make_eval("local", 1, 4.0), trained | {"optimizer": {"lr": 0.2}})
 
 
 def test_rows_that_read_different_lengths_are_not_compared(report: Report) -> None:
