@@ -116,7 +116,14 @@ def label_sides(figure: Figure, across: str, up: str) -> None:
     """Write what the axes of all panels are below and at the left of them."""
     width, height = figure.get_size_inches()
     figure.supxlabel(across, fontsize=9, y=figure.subplotpars.bottom - 0.5 / height)
-    figure.supylabel(up, fontsize=9, x=figure.subplotpars.left - 0.62 / width)
+    side = figure.supylabel(up, fontsize=9, x=figure.subplotpars.left - 0.62 / width)
+    # Numbers may be wider than the place that is left for them.
+    figure.draw_without_rendering()
+    shown = (label for axes in figure.axes for label in axes.get_yticklabels() if label.get_text() and axes.axison)
+    left = min((label.get_window_extent().x0 for label in shown), default=math.inf)
+    label = side.get_window_extent()
+    if label.x1 > left:
+        side.set_x(side.get_position()[0] - (label.x1 - left + 4) / (width * figure.dpi))
 
 
 def heatmap(axes: Axes, grid: np.ndarray, top: float) -> Any:

@@ -551,6 +551,18 @@ def lowest_of(selection: Selection, **changes: Any) -> str:
     return costs._lowest(report, selection, costs.memory_points(selection), "numbers carried")
 
 
+@pytest.mark.parametrize("low", [-1.0, -0.01275, -0.0000127])
+def test_the_name_of_an_axis_stands_beside_its_numbers(low: float) -> None:
+    with canvas.new_figure(5.2, 3.2) as figure:
+        axes = figure.add_subplot()
+        axes.set_ylim(low, 0.2 * abs(low))
+        canvas.label_sides(figure, "position", "loss minus the baseline's (nats a token)")
+        figure.draw_without_rendering()
+        (side,) = (text for text in figure.findobj(Text) if text.get_text().startswith("loss minus"))
+        numbers = [number.get_window_extent().x0 for number in axes.get_yticklabels() if number.get_text()]
+        assert side.get_window_extent().x1 < min(numbers)
+
+
 def test_a_title_names_the_lowest_perplexity_and_its_significance_in_the_table() -> None:
     selection = selected()
     # Every document of every seed has the same difference.
