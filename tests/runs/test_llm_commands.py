@@ -369,17 +369,19 @@ def test_one_training_on_the_mixture_fills_a_column_of_each_task(
     """report=llm_continual: untrained rows and trained rows. A second run makes none again."""
     llm, results = tiny_smollm2, f"results_dir={tiny_smollm2.infini.results}"
     for _ in range(2):
-        rows = "report.run=[local,as_in_paper,delta]"
+        rows = "report.run=[local,as_in_paper,delta,full_trained,local_2k_trained]"
         printed = llm.infini("reproduce", "report=llm_continual", rows, results)
         trainings, measured = llm.infini.records("train"), llm.infini.records("eval")
-        assert [run.task for run in trainings] == ["continual"] * 2
+        assert [run.task for run in trainings] == ["continual"] * 4
         assert sorted((run.task, run.parent or "") for run in measured) == sorted(
             (task, parent) for task in ("pg19", "arxiv_math") for parent in ("", *(run.run_id for run in trainings))
         )
         assert "†" not in printed
         with open(llm.infini.results / "tables" / "llm_continual_laptop.csv", newline="", encoding="utf-8") as file:
             cells = [cell for cell in csv.DictReader(file) if cell["table"] == "1" and cell["source"] == "yours"]
-        assert {cell["model"] for cell in cells} == {"local", "as_in_paper", "delta"} and len(cells) == 6
+        assert {cell["model"] for cell in cells} == {
+            "local", "as_in_paper", "delta", "full_trained", "local_2k_trained",
+        } and len(cells) == 10  # fmt: skip
         assert all(float(cell["value"]) > 1 for cell in cells)
 
 
