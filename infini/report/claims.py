@@ -107,8 +107,11 @@ class Evidence:
         fits = isinstance(self.report, needs[0])
         require(fits, f"{key}.report", claim.report, f"measure={claim.measure} {needs[1]}")
         if isinstance(self.report, SummaryReport) and claim.measure != "gates":
-            several = len(parse_lengths(self.report.input_lengths)) > 1
-            allowed = "overall is for one input length, overall_by_length for several"
+            lengths, asked = parse_lengths(self.report.input_lengths), claim.options.get("length")
+            if asked is not None:
+                one_of(f"{key}.options.length", asked, [format_length(length) for length in lengths])
+            several = len(lengths) > 1 and asked is None
+            allowed = "overall is for one input length (options.length if there are several), overall_by_length for several"
             require(several == (claim.measure == "overall_by_length"), f"{key}.measure", claim.measure, allowed)
         # Gates are judged together for all tasks, unless the claim names one.
         if claim.task not in self.by_task and (claim.task or claim.measure != "gates"):
@@ -299,7 +302,9 @@ def _overall(claim: Claim, evidence: Evidence | None) -> Measured:
     """Overall of the first row minus that of the second, points; or the slope of a row's Overall over the logarithm of
     the tokens that are read, points a doubling. Clustered by book and seed."""
     assert evidence is not None and isinstance(evidence.report, SummaryReport)
-    selection, lengths = evidence.of(claim), parse_lengths(evidence.report.input_lengths)
+    selection = evidence.of(claim)
+    asked = claim.options.get("length")
+    lengths = parse_lengths([asked] if asked else evidence.report.input_lengths)
     wanted = [(row, length) for row in claim.rows for length in lengths]
     by_length = claim.measure == "overall_by_length"
     if other := _not_as_declared(claim.rows, selection, evidence.report.titles):
@@ -320,6 +325,13 @@ def _overall(claim: Claim, evidence: Evidence | None) -> Measured:
     if missing := _missing_seeds(claim, estimate.n_seeds):
         return Measured(text, used, missing=missing)
     return Measured(text, used, **_of_estimates(claim, [estimate], "books"))
+
+
+def _test_of_overall(claim: Claim, titles: Mapping[str, str]) -> str:
+    first, second = (titles.get(row, row) for row in claim.rows)
+    length = claim.options.get("length")
+    after = f", after {length} tokens of a book," if length else ""
+    return f'Overall of "{first}" minus that of "{second}"{after} is {claim.direction} {claim.margin:g}'
 
 
 @dataclass(frozen=True)
@@ -550,6 +562,14 @@ class LossOptions:
 
 
 @dataclass(frozen=True)
+class OverallOptions:
+    """Options of claims about summaries."""
+
+    length: str | None = None
+    """The input length that judges the claim; null: the report's only one."""
+
+
+@dataclass(frozen=True)
 class PasskeyOptions:
     """Options of claims about the passkey task."""
 
@@ -627,12 +647,7 @@ class Measure:
 
 MEASURES: dict[str, Measure] = {
     "loss": Measure(_loss, _test_of_loss, TEXT, rows=2, or_more=True, options=LossOptions),
-    "overall": Measure(
-        _overall,
-        'Overall of "{rows[0]}" minus that of "{rows[1]}" is {c.direction} {c.margin:g}',
-        SUMMARIES,
-        rows=2,
-    ),
+    "overall": Measure(_overall, _test_of_overall, SUMMARIES, rows=2, options=OverallOptions),
     "overall_by_length": Measure(
         _overall,
         'slope of the Overall of "{rows[0]}" over the logarithm of the tokens read, on the validation books, is '

@@ -223,8 +223,8 @@ def find_model(cfg: Config, overrides: list[str], any_model: bool = False) -> Pa
     pretrained model that was not trained with exactly these options: it is used as it is. cfg: of with_base.
 
     A seed or a recipe on the command line must match. Runs that were trained with the given settings are preferred.
-    any_model: without a model on the command line, any model from scratch matches. Raises InputError where a model
-    from scratch has no such run.
+    any_model: without a model on the command line, a run of any model matches, a pretrained one too. Raises InputError
+    where a model from scratch has no such run.
     """
     if cfg.checkpoint is not None:
         return named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)

@@ -549,12 +549,21 @@ TWO = ["infini_linear", "rmt"]
         ),
         ({**READ, "measure": "overall", "rows": ["bart"]}, r"c.rows=\['bart'\]: measure=overall takes two rows"),
         (
-            {**READ, "measure": "overall", "rows": TWO, "options": {"at_end": 9}},
-            r"c.options=\{'at_end': 9\}: measure=overall takes none",
+            {**READ, "measure": "overall_by_length", "rows": ["infini_linear"], "options": {"at_end": 9}},
+            r"c.options=\{'at_end': 9\}: measure=overall_by_length takes none",
         ),
         (
             {**READ, "measure": "overall_by_length", "rows": ["infini_linear"]},
-            "c.measure='overall_by_length': overall is for one input length, overall_by_length for several",
+            r"c.measure='overall_by_length': overall is for one input length \(options.length if there are several\), "
+            "overall_by_length for several",
+        ),
+        (
+            {**READ, "report": "llm_booksum", "measure": "overall", "rows": ["linear", "local"]},
+            r"c.measure='overall': overall is for one input length \(options.length if there are several\)",
+        ),
+        (
+            {**READ, "report": "llm_booksum", "measure": "overall", "rows": TWO, "options": {"length": "8K"}},
+            "c.options.length='8K': must be one of 4K, 16K",
         ),
         (
             {**LM, "measure": "token_accuracy", "rows": ["infini_linear"]},

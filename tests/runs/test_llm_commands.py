@@ -15,10 +15,12 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
+from books import write_books
 from command_runner import Runner
 from helpers import assert_close
 from safetensors.torch import load_file, save_file
 from tiny_llms import prompt, write_tiny_base
+from tiny_runs import SUMMARIES, write_corpus
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from infini.cli import main as cli
@@ -160,6 +162,18 @@ def test_summarize(llm: Llm, tmp_path: Path) -> None:
     assert "tokens read by" in llm.infini.err
 
 
+def test_a_fine_tuned_model_sums_up_a_book_without_being_named(llm: Llm, tmp_path: Path) -> None:
+    """The newest training of the task is used, pretrained or not."""
+    books = f"task.data_dir={write_books(tmp_path / 'data')}"
+    words = [text for text in SUMMARIES if not text.startswith(("dims.", "scale.vocab_size"))]
+    llm("train", "task=booksum", *words, books, "model.train=lora", "optimizer=adamw")
+    (trained,) = llm.infini.records("train")
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark and stormy night. " * 20)
+    llm.infini("summarize", str(book), "decoding.max_new_tokens=3")
+    assert f"tokens read by {trained.run_id}" in llm.infini.err
+
+
 # Training.
 
 
@@ -187,8 +201,15 @@ def test_training_and_its_evaluation(llm: Llm, train: str) -> None:
     assert trained.run_id in llm.infini.err
 
 
-def test_a_training_resumes_exactly(llm: Llm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixture", [False, True], ids=["all", "adapters_on_a_mixture"])
+def test_a_training_resumes_exactly(llm: Llm, mixture: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also what experiment=llm_laptop does: adapters beside weights in bfloat16, on two corpora."""
     words = ["optimizer=adamw", "recipe.steps=4", "recipe.save_every=2"]
+    if mixture:
+        for name in ("pg19", "arxiv_math"):
+            write_corpus(tmp_path / "corpora" / name)
+        words += ["task=continual", f"task.data_dir={tmp_path / 'corpora'}", "task.min_tokens=16"]
+        words += ["model.train=lora", "model.dtype=bfloat16", "parallel.precision=bf16"]
     llm("train", *words)
     (whole,) = llm.infini.records("train")
     weights = llm.infini.weights(whole)

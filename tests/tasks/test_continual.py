@@ -52,6 +52,18 @@ def test_a_mixture_has_the_documents_of_its_sources(corpora: Path, tmp_path: Pat
             at_least(split, shorter + 1)
 
 
+def test_the_shares_of_the_sources_reach_their_documents(corpora: Path, tmp_path: Path) -> None:
+    """In the order of task.sources, of which one is not at hand."""
+    cfg = compose(
+        [*MIXTURE, "task.sources=[arxiv_math,c4,pg19]", "task.shares=[3,5,1]", f"task.data_dir={corpora}"]
+        + [f"cache_dir={tmp_path}/cache", "scale.vocab_size=300"]
+    )
+    data = DataModule(cfg)
+    data.train, _ = open_split(cfg, "train")
+    found = {data.train.names[documents[0]].partition("/")[0]: share for documents, share in data.parts()}
+    assert found == {"arxiv_math": 3.0, "pg19": 1.0}
+
+
 @pytest.mark.parametrize(("typed", "meant"), [("pg91", "pg19"), ("c5", "c4"), ("arxiv", "arxiv_math")])
 def test_a_mistyped_source_is_no_other_corpus(typed: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If there are no folders, the data set of C4 would take its place."""
