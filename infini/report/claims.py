@@ -111,7 +111,7 @@ class Evidence:
             if asked is not None:
                 one_of(f"{key}.options.length", asked, [format_length(length) for length in lengths])
             several = len(lengths) > 1 and asked is None
-            allowed = "overall is for one input length (options.length if there are several), overall_by_length for several"
+            allowed = "overall is for one input length (of several, options.length), overall_by_length for several"
             require(several == (claim.measure == "overall_by_length"), f"{key}.measure", claim.measure, allowed)
         # Gates are judged together for all tasks, unless the claim names one.
         if claim.task not in self.by_task and (claim.task or claim.measure != "gates"):
@@ -615,7 +615,7 @@ class Measure:
     rows: int = 0
     """Number of rows."""
     or_more: bool = False
-    options: type[LossOptions | PasskeyOptions | GatesOptions] | None = None
+    options: type[LossOptions | OverallOptions | PasskeyOptions | GatesOptions] | None = None
     """The class of its options; None: it has none."""
 
     def check(self, claim: Claim) -> None:

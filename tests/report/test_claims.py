@@ -554,12 +554,12 @@ TWO = ["infini_linear", "rmt"]
         ),
         (
             {**READ, "measure": "overall_by_length", "rows": ["infini_linear"]},
-            r"c.measure='overall_by_length': overall is for one input length \(options.length if there are several\), "
+            r"c.measure='overall_by_length': overall is for one input length \(of several, options.length\), "
             "overall_by_length for several",
         ),
         (
             {**READ, "report": "llm_booksum", "measure": "overall", "rows": ["linear", "local"]},
-            r"c.measure='overall': overall is for one input length \(options.length if there are several\)",
+            r"c.measure='overall': overall is for one input length \(of several, options.length\)",
         ),
         (
             {**READ, "report": "llm_booksum", "measure": "overall", "rows": TWO, "options": {"length": "8K"}},

@@ -54,10 +54,8 @@ def test_a_mixture_has_the_documents_of_its_sources(corpora: Path, tmp_path: Pat
 
 def test_the_shares_of_the_sources_reach_their_documents(corpora: Path, tmp_path: Path) -> None:
     """In the order of task.sources, of which one is not at hand."""
-    cfg = compose(
-        [*MIXTURE, "task.sources=[arxiv_math,c4,pg19]", "task.shares=[3,5,1]", f"task.data_dir={corpora}"]
-        + [f"cache_dir={tmp_path}/cache", "scale.vocab_size=300"]
-    )
+    words = ["task.sources=[arxiv_math,c4,pg19]", "task.shares=[3,5,1]", "scale.vocab_size=300"]
+    cfg = compose([*MIXTURE, *words, f"task.data_dir={corpora}", f"cache_dir={tmp_path}/cache"])
     data = DataModule(cfg)
     data.train, _ = open_split(cfg, "train")
     found = {data.train.names[documents[0]].partition("/")[0]: share for documents, share in data.parts()}
