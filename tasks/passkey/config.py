@@ -44,6 +44,11 @@ class PasskeyConfig(TaskConfig):
         "not enough to look up what follows a digit. Evaluation keys are always uniform.",
         training=True,
     )
+    cut_key_share: float | None = setting(
+        "Fraction of the last stage's training keys that are placed so that a segment ends inside their sentence, "
+        "beside those where it does by chance; null: 0.4.",
+        training=True,
+    )
     knockout: str = setting(
         "none, or reset: the evaluation empties the memory before every segment. Accuracy must then be at chance where "
         "key and question are in different segments.",
@@ -72,6 +77,8 @@ class PasskeyConfig(TaskConfig):
         at_least("task", self, 1, "examples", "rows_per_call")
         at_least("task", self, 0, "distractors", "lm_loss_weight")
         require(0 <= self.few_digit_share <= 1, "task.few_digit_share", self.few_digit_share, "must be between 0 and 1")
+        cut = self.cut_key_share
+        require(cut is None or 0 <= cut <= 1, "task.cut_key_share", cut, "must be between 0 and 1, or null")
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: prompts are independent")
 
 

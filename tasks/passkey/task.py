@@ -31,9 +31,10 @@ __all__ = ["DataModule", "check_evaluation", "evaluate"]
 
 VALIDATION_PROMPTS = 32
 """Held-out prompts of the training length for the validation at the end of a training."""
-BOUNDARY_SHARE, BOUNDARY_TRIES = 0.4, 64
-"""Fraction of the last stage's keys, except those at the start, that are resampled until a segment ends inside their
-sentence; and the maximum number of samples (also for an answer that no segment end cuts)."""
+CUT_KEY_SHARE = 0.4
+"""task.cut_key_share where it is null, as in all records that do not name it."""
+BOUNDARY_TRIES = 64
+"""The maximum number of samples for a key that a segment's end cuts, and for an answer that none cuts."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class PasskeyBatches:
     stage's batches sequences have this many tokens, in more rows. lm_loss_weight: above 0, all other tokens are
     targets, too.
     few_digit_share: fraction of the last stage's keys with at most two, three or four distinct digits; the first stage
-    would take longer with them. history: (pieces, number of the first batch): from that batch on, rows of the last
-    stage may start after this much filler. Raises InputError where a stage has no room for a prompt.
+    would take longer with them. cut_key_share: fraction of the last stage's keys, except those at the start, that are
+    sampled until a segment ends inside their sentence. history: (pieces, number of the first batch): from that batch
+    on, rows of the last stage may start after this much filler. Raises InputError where a stage has no room for a
+    prompt.
 
     The key can be anywhere. A prompt is up to one segment shorter than the sequence, so that key and question take
     every position relative to segment boundaries.
@@ -59,6 +62,7 @@ class PasskeyBatches:
     seed: int
     lm_loss_weight: float = 0.0
     few_digit_share: float = 0.0
+    cut_key_share: float = CUT_KEY_SHARE
     history: tuple[int, int] | None = None
     short: tuple[int, float] | None = None
 
@@ -124,7 +128,7 @@ class PasskeyBatches:
         few = self.few_digit_share > 0 and bool(rng.random() < self.few_digit_share)
         key = self.template.draw_key(rng, training=True, few_digits=few)
         depth = float(np.clip(rng.uniform(-0.1, 1.3), 0.0, 1.0))
-        for _ in range(BOUNDARY_TRIES if depth > 0 and rng.random() < BOUNDARY_SHARE else 1):
+        for _ in range(BOUNDARY_TRIES if depth > 0 and rng.random() < self.cut_key_share else 1):
             prompt = self.template.example(
                 int(rng.integers(shortest, longest + 1)),
                 depth,
@@ -170,6 +174,7 @@ class DataModule(ResumableDataModule):
             cfg.seed,
             task.lm_loss_weight,
             task.few_digit_share,
+            CUT_KEY_SHARE if task.cut_key_share is None else task.cut_key_share,
             (history[0], cfg.recipe.steps - history[1]) if history else None,
             (int(short[0]) * cfg.dims.segment_length, short[1]) if (short := cfg.recipe.short_sequences) else None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,23 @@ def test_seeds_trained_differently_are_not_averaged(key: str) -> None:
         other[1].config["dims"] = {"segment_length": 7}
     with pytest.raises(InputError, match="runs with different settings in one cell"):
         rows_of([*pair(), *other])
+
+
+def test_a_training_with_the_settings_of_a_row_fills_that_row() -> None:
+    """Keys of any digits once filled the row that has keys of few digits, because that row did not name the default."""
+    report = load_report(compose(["report=llm_passkey"]).report)
+    assert isinstance(report, PasskeyReport)
+    known = {run.run_id: run for run in load_records(published_dir())}
+    measured = known["20261128T143245Z-eval-passkey-llm-s1-dacc6b"]
+    training = known[measured.parent or ""]
+    rows = {name: row for name, row in report.rows.items() if row.recipe and not row.start}
+    assert len(rows) > 8
+    for name, row in rows.items():
+        words = [f"recipe={(row.recipe or '').format(scale='laptop')}", f"model={row.model}", *row.overrides]
+        own, asked = copy.deepcopy(training), copy.deepcopy(measured)
+        own.config = asdict(compose(["task=passkey", *words, f"task.knockout={row.knockout}"]))
+        asked.config |= {group: own.config[group] for group in ("model", "dims", "task")}
+        assert list(select_runs(report, "laptop", [own, asked]).runs) == [name]
 
 
 def test_the_recipe_of_an_untrained_model_keeps_no_runs_apart() -> None:

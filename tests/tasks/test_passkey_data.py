@@ -188,13 +188,12 @@ def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_a_segment_ends_within_a_key_as_often_as_asked(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+def test_a_segment_ends_within_a_key_as_often_as_asked(share: float) -> None:
     """Chance alone puts the end of a segment of 128 into one sentence of 23 tokens in eight."""
-    monkeypatch.setattr("infini.tasks.passkey.task.BOUNDARY_SHARE", share)
     sentence = len(batches().template.key_tokens("00000"))
     start = TOKENIZER.encode("The pass key is")
     cut = []
-    for row in batches(batch_size=400).batch(0, 1)["ids_BT"].numpy():
+    for row in batches(batch_size=400, cut_key_share=share).batch(0, 1)["ids_BT"].numpy():
         first = next(at for at in range(len(row)) if np.array_equal(row[at : at + len(start)], start))
         boundary = (first + sentence - 1) // 128 * 128
         cut.append(first < boundary)
@@ -204,6 +203,14 @@ def test_a_segment_ends_within_a_key_as_often_as_asked(monkeypatch: pytest.Monke
     wanted = (share + (1 - share) * by_chance) * 13 / 14
     # Four standard deviations.
     assert abs(np.mean(cut) - wanted) <= 4 * (wanted * (1 - wanted) / 400) ** 0.5
+
+
+@pytest.mark.parametrize(("asked", "share"), [("null", 0.4), ("0.0", 0.0), ("0.25", 0.25)])
+def test_the_share_of_cut_keys_is_an_option(asked: str, share: float) -> None:
+    """Null is what records without the key were trained with."""
+    data = DataModule(compose(["task=passkey", f"task.cut_key_share={asked}"]))
+    data.setup("fit")
+    assert data.batches.cut_key_share == share
 
 
 def test_no_answer_of_the_last_stage_is_cut_off_its_question() -> None:
