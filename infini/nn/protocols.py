@@ -129,6 +129,10 @@ class OptionalMembers:
     """Whether a call in training draws where segments end, alike for all rows, by torch's generator on the CPU."""
     called_layers: Sequence[Any] = ()
     """Layers whose weights are used by calls of the layer alone: parallel=fsdp2 gathers them one layer at a time."""
+    hides_states: bool = False
+    """Whether the state leaves called_layers beside their outputs. A gradient may then reach a layer by the state
+    alone, which fsdp2 does not see: once gathered, their weights stay so until the gradients are there. Then ranks may
+    also call a layer differently often."""
 
     def window_floats(self, n_segments: int) -> int | None:
         """Numbers per row in the keys and values of earlier segments, which the last of n_segments sees beside the

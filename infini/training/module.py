@@ -28,7 +28,7 @@ from infini.training.additions.sparse_writes import penalty
 from infini.training.optimizers import build_optimizer
 from infini.training.ranks import SINGLE_RANK, Ranks
 from infini.training.resume import random_states, set_random_states
-from infini.training.strategies import ShardedModel, shard
+from infini.training.strategies import ShardedModel, release, shard
 
 SMOOTHING = 0.98
 SOURCE = ("source_BS", "source_mask_BS", "at_random")
@@ -387,8 +387,12 @@ class LanguageModelModule(lightning.LightningModule):
             # The parameters are replaced: this comes before the optimizer.
             unit = self._sequence_parallel[0] if self._sequence_parallel else self.model
             mesh = self.trainer.strategy.device_mesh["data_parallel"]
-            shard(unit, mesh, optional(self.model, "called_layers"))
+            shard(unit, mesh, optional(self.model, "called_layers"), optional(self.model, "hides_states"))
             self.sharded = True
+
+    def on_after_backward(self) -> None:
+        if self.sharded and optional(self.model, "hides_states"):
+            release(optional(self.model, "called_layers"))
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.model, self.optimizer_config, self.products)

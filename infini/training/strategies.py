@@ -65,12 +65,26 @@ class ShardedModel(ModelParallelStrategy):
                     state.update(own)
 
 
-def shard(model: torch.nn.Module, mesh: Any, layers: Sequence[torch.nn.Module] = ()) -> None:
+def shard(
+    model: torch.nn.Module, mesh: Any, layers: Sequence[torch.nn.Module] = (), stay_gathered: bool = False
+) -> None:
     """Share out the weights of a model over the ranks of a device mesh. The weights of each of `layers` are gathered
-    while it is called, and again for its backward pass; the other weights are gathered for a step."""
+    while it is called, and again for its backward pass; the other weights are gathered for a step. Gradients are shared
+    out layer by layer.
+
+    stay_gathered: once gathered, layers stay so until `release`.
+    """
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not stay_gathered)
+        if stay_gathered:
+            layer.set_reshard_after_backward(False)  # type: ignore[operator]
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def release(layers: Sequence[torch.nn.Module]) -> None:
+    """Free the gathered weights of layers that stay gathered; their shards are the weights again."""
+    for layer in layers:
+        layer.reshard()  # type: ignore[operator]
 
 
 def whole(tree: Any) -> Any:

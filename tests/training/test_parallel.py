@@ -34,7 +34,7 @@ from infini.nn.protocols import optional
 from infini.nn.state import map_state
 from infini.training.module import LanguageModelModule
 from infini.training.ranks import Ranks, is_lost
-from infini.training.strategies import shard, whole
+from infini.training.strategies import release, shard, whole
 
 STEPS = 20
 TOLERANCE = 1e-5
@@ -278,27 +278,67 @@ def test_what_cannot_be_shared_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("name", "by_layer"), [("infini_delta", True), ("transformer_xl", True), ("llm", False), ("rmt", False)]
+    ("name", "stay"), [("infini_delta", False), ("transformer_xl", False), ("llm", True), ("rmt", None)]
 )
-def test_shards_are_gathered_layer_by_layer(name: str, by_layer: bool, tmp_path: Path) -> None:
-    """The weights of layers are shards again after a forward pass. The values are those without shards."""
+@pytest.mark.parametrize("calls", [1, 2])
+def test_shards_are_gathered_layer_by_layer(name: str, stay: bool | None, calls: int, tmp_path: Path) -> None:
+    """The weights of layers are shards again after a forward pass, or, where a gradient comes by the state alone, after
+    the backward pass. The values are those without shards. stay: None for a model that is gathered whole."""
     model = make_model(next(options for options in variants() if options["name"] == name))
     ids = torch.randint(VOCABULARY, (2, 3 * model.segment_length))
-    expected = model(ids).hidden_BTD
+    parts = ids.split(3 * model.segment_length // calls + 1, 1)
+
+    def last_of_all_calls() -> torch.Tensor:
+        state = None
+        for part in parts:
+            hidden, state, _ = model(part, state)
+        return hidden
+
+    expected = last_of_all_calls()
     expected.sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
+    of_layer = re.compile(r"(blocks|layers)\.\d")
+
+    def in_layers() -> set[bool]:
+        """Whether the weights of layers are shards."""
+        return {isinstance(p, DTensor) for name, p in model.named_parameters() if of_layer.search(name)}
+
     with group_of_one(tmp_path):
-        shard(model, init_device_mesh("cpu", (1,)), optional(model, "called_layers"))
-        hidden = model(ids).hidden_BTD
-        gathered = {name for name, p in model.named_parameters() if not isinstance(p, DTensor)}
+        layers, hides = optional(model, "called_layers"), optional(model, "hides_states")
+        assert hides == bool(stay) and (stay is None) == (not layers)
+        shard(model, init_device_mesh("cpu", (1,)), layers, hides)
+        hidden = last_of_all_calls()
+        assert in_layers() == ({True} if stay is False else {False})
+        assert any("embed" in name and not isinstance(p, DTensor) for name, p in model.named_parameters())
         hidden.sum().backward()
+        if hides:
+            assert in_layers() == {False}
+            release(layers)
+        assert in_layers() == {True}
         assert_close(hidden, expected, TOLERANCES[torch.float64], "hidden")
         for name, parameter in model.named_parameters():
             if name in gradients:
                 assert_close(whole(parameter.grad), gradients[name], TOLERANCES[torch.float64], name)
-    assert any("embed" in name for name in gathered)
-    assert any(re.search(r"(blocks|layers)\.\d", name) for name in gathered) is not by_layer
+
+
+def test_the_gradients_of_a_pretrained_layer_are_shared_out_when_they_are_there(tmp_path: Path) -> None:
+    """Whole gradients of all layers take as much memory as the weights, which stay gathered as it is."""
+    model = make_model(next(options for options in variants() if options["name"] == "llm"))
+    ids = torch.randint(VOCABULARY, (2, model.segment_length))
+    whole_gradients = []
+    with group_of_one(tmp_path):
+        shard(model, init_device_mesh("cpu", (1,)), model.called_layers, model.hides_states)
+        first, second = model.called_layers
+
+        def between(layer: Any, inputs: Any, hidden: torch.Tensor) -> None:
+            hidden.register_hook(lambda _: whole_gradients.append([p.grad is not None for p in second.parameters()]))
+
+        first.register_forward_hook(between)
+        model(ids).hidden_BTD.sum().backward()
+        assert len(whole_gradients) == 1 and not any(whole_gradients[0])
+        release(model.called_layers)
+        assert all(isinstance(p.grad, DTensor) for p in second.parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize("n_rows", [4, 7, 12])
@@ -414,7 +454,9 @@ def test_every_setup_trains_as_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [TWO, SHARDED], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "more", [TWO, SHARDED, (*SHARDED, "parallel.accumulate=2")], ids=["ddp", "fsdp2", "fsdp2, accumulate"]
+)
 def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(more: tuple[str, ...], tmp_path: Path) -> None:
     """All weights and the gates of an injected model, from the same base. Documents begin inside the sequences of one
     rank and not of the other, where a pretrained model cuts its calls."""
@@ -425,6 +467,7 @@ def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(more: tuple
     for source in ("pg19", "arxiv_math"):
         write_corpus(corpora / source)
     mixture = ["task=continual", "task.min_tokens=16", f"task.data_dir={corpora}", "model=llm", f"model.base={base}"]
+    mixture.append("optimizer.lr=0.01")
     for name, ranks in (("one", ()), ("two", more)):
         line = command(corpora, tmp_path / name, *mixture, *ranks)
         # Its sizes and its vocabulary are the base's.
@@ -437,6 +480,25 @@ def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(more: tuple
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name, weight in one.items():
         assert_close(two[name], weight, 1e-3, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_a_pretrained_model_learns_prompts_as_in_one_process(train: str, corpus: Path, tmp_path: Path) -> None:
+    """Prompts have different lengths: in the curriculum's calls of one segment, the rows of one rank may be padding
+    alone, and call no layer, where those of another are not."""
+    pytest.importorskip("transformers")
+    from tiny_llms import write_tiny_base
+
+    base = write_tiny_base(tmp_path / "base")
+    asked = ["model=llm", f"model.base={base}", f"model.train={train}", "optimizer.lr=0.01", "dims.segment_length=64"]
+    asked += ["recipe.segments_per_sequence=16", "recipe.curriculum=[[64,1024,10]]", "recipe.batch_size=2"]
+    asked += ["recipe.advance_below=0.01", "recipe.long_history=null", "recipe.short_sequences=null"]
+    for name, ranks in (("one", ()), ("two", SHARDED)):
+        line = command(corpus, tmp_path / name, *asked, *ranks, task="passkey")
+        line = [word for word in line if not word.startswith(("dims.d_", "dims.n_", "scale.vocab_size="))]
+        assert cli.main(line) == 0
+    assert_equal_runs(tmp_path / "one", tmp_path / "two")
 
 
 def start(corpus: Path, results: Path, *more: str, launcher: tuple[str, ...] = ("-m", "infini")) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -85,27 +85,35 @@ class LayerState(NamedTuple):
     sinks: Sinks | tuple[()]
 
 
-@dataclass
 class Call:
-    """One forward pass: the plan of the host, the state of each layer before the pass, and the state after it."""
+    """One forward pass: the plan of the host, the state of each layer before the pass, and the state after it.
 
-    groups: list[Group | SingleTokens]
-    columns_B: list[Columns]
-    """The columns of each row's real tokens."""
-    columns: int
-    mask_BT: Tensor | None
-    tables: dict[str | None, tuple[Tensor, Tensor]]
-    """Cosines and sines [positions, R] by layer type."""
-    keep: bool
-    """Whether states are asked for."""
-    again: bool = False
-    """Whether the backward pass may call layers again, with the states before the pass."""
-    states: dict[int, LayerState | None] = field(default_factory=dict)
-    results: dict[int, LayerState] = field(default_factory=dict)
-    detached: bool = False
-    """Whether layers ran without gradients in a call with `again`: checkpointing with use_reentrant=True."""
-    written: dict[int, tuple[Layer, Tensor, Tensor]] | None = None
-    """If a dictionary, it collects each layer's writes (keys before their rotary embedding, values) for a rollback."""
+    Not a dataclass: FSDP2 passes copies of the dataclasses among a layer's arguments, and layers write their states
+    here.
+    """
+
+    def __init__(
+        self,
+        groups: list[Group | SingleTokens],
+        columns_B: list[Columns],
+        columns: int,
+        mask_BT: Tensor | None,
+        tables: dict[str | None, tuple[Tensor, Tensor]],
+        keep: bool,
+        again: bool = False,
+    ) -> None:
+        """columns_B: of each row, the columns of its real tokens. tables: cosines and sines [positions, R] by layer
+        type. keep: whether states are asked for. again: whether the backward pass may call layers again, with the
+        states before the pass."""
+        self.groups, self.columns_B, self.columns, self.mask_BT = groups, columns_B, columns, mask_BT
+        self.tables, self.keep, self.again = tables, keep, again
+        self.states: dict[int, LayerState | None] = {}
+        self.results: dict[int, LayerState] = {}
+        self.detached = False
+        """Whether layers ran without gradients in a call with `again`: checkpointing with use_reentrant=True."""
+        self.written: dict[int, tuple[Layer, Tensor, Tensor]] | None = None
+        """If a dictionary, it collects each layer's writes (keys before their rotary embedding, values) for a
+        rollback."""
 
 
 @dataclass

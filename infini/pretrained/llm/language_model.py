@@ -146,8 +146,10 @@ class PretrainedLM(nn.Module):
 
     @property
     def called_layers(self) -> list[Any]:
-        """None: a call is cut where one of its rows is reset, so ranks would gather a layer differently often."""
-        return []
+        """All layers; see infini.nn.protocols.OptionalMembers."""
+        return list(self.llm.model.layers)
+
+    hides_states = True
 
     @property
     def checkpoint_activations(self) -> bool:

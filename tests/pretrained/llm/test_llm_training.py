@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, relative_error
+from ranks import group_of_one
 from tiny_llms import ADDITIONS, GATE, N, logits, padded, prompt, tiny_base, tiny_llm
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from infini.nn.state import scale_memory
 from infini.pretrained.llm import GATE_MODULES, InfiniCache, parameter_groups
@@ -236,3 +239,33 @@ def test_length_extension_in_a_loop_of_ones_own() -> None:
     expected = extended_in_two_calls(PretrainedLM(model, N), ids, None, None, None, N, factor_B).hidden_BTD
     assert_close(torch.cat(parts, 1), expected, 1e-10, "hidden")
     assert relative_error(expected, model.model(ids).last_hidden_state) > 1e-3
+
+
+@pytest.mark.parametrize(("dtype", "window"), [(torch.float32, "segment"), (torch.bfloat16, "previous")])
+def test_layers_that_fsdp2_shards_keep_their_states(dtype: torch.dtype, window: Any, tmp_path: Path) -> None:
+    """Layer by layer, as accelerate shards a model of transformers. torch gives a layer copies of the dataclasses among
+    its arguments: the state of all but the first layer was lost after the call, without a word."""
+    model = tiny_llm(dtype=dtype, window=window)
+    ids = prompt(2, 3 * N)
+    expected = model(ids, labels=ids, use_cache=True)
+    expected.loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    follows = model(ids[:, :5], past_key_values=expected.past_key_values).logits.detach()
+    model.zero_grad()
+    with group_of_one(tmp_path):
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in model.model.layers:
+            if dtype != torch.float32:
+                # Gates are float32, and FSDP2 wants weights of one type together.
+                fully_shard(layer.self_attn.infini_gate, mesh=mesh)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        found = model(ids, labels=ids, use_cache=True)
+        found.loss.backward()
+        assert_close(found.loss, expected.loss, 1e-6, "loss")
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                assert_close(parameter.grad.full_tensor(), gradients[name], 1e-5, name)
+        with torch.no_grad():
+            after = model(ids[:, :5], past_key_values=found.past_key_values).logits
+        assert_close(after, follows, 1e-5, "logits after the cache")
