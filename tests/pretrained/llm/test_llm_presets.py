@@ -208,6 +208,15 @@ def test_the_rows_without_a_run_on_the_page_are_those_of_the_table(name: str) ->
     assert re.findall(r"`(\w+)`", line.split("|")[-2]) == [row for row, found in seeds.items() if not found]
 
 
+@pytest.mark.parametrize("name", ["llm_continual", "llm_booksum", "llm_passkey"])
+def test_the_command_of_the_page_makes_every_published_row(name: str) -> None:
+    """That of the summaries left out a row that was published; the page names report.run=all where one is left out."""
+    run = compose([f"report={name}"]).report["run"]
+    (line,) = re.findall(rf"^\| `infini reproduce report={name}` \|.*$", CONTINUAL.read_text("utf-8"), re.MULTILINE)
+    published = {row for row, seeds in seeds_of_rows(name).items() if seeds}
+    assert run == "all" or published <= set(run) or "report.run=all" in line
+
+
 def test_the_rows_with_three_seeds_on_the_page_are_those_of_the_table() -> None:
     page, seeds = CONTINUAL.read_text("utf-8"), seeds_of_rows("llm_continual")
     said = re.search(r"Rows with three seeds: (.*?) \(", page)
