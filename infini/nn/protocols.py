@@ -131,8 +131,8 @@ class OptionalMembers:
     """Layers whose weights are used by calls of the layer alone: parallel=fsdp2 gathers them one layer at a time."""
     hides_states: bool = False
     """Whether the state leaves called_layers beside their outputs. A gradient may then reach a layer by the state
-    alone, which fsdp2 does not see: once gathered, their weights stay so until the gradients are there. Then ranks may
-    also call a layer differently often."""
+    alone, which fsdp2 does not see: once gathered, their weights stay so until the gradients are there. Ranks may then
+    call a layer differently often, if the outputs of all calls are in the loss's graph."""
 
     def window_floats(self, n_segments: int) -> int | None:
         """Numbers per row in the keys and values of earlier segments, which the last of n_segments sees beside the

@@ -15,7 +15,7 @@ from report_runs import make_eval, make_train, pair
 from infini.config.compose import compose
 from infini.config.lengths import format_length
 from infini.errors import InputError
-from infini.records import RunRecord
+from infini.records import RunRecord, load_records, published_dir
 from infini.report.claims import PATTERNS, ClaimsReport, Evidence, build_claims
 from infini.report.load import load_report
 from infini.report.passkey import PasskeyReport, additions_of
@@ -608,6 +608,18 @@ def test_what_a_measure_does_not_take_is_one_line(claim: dict[str, Any], message
         report = load_report({**config, "claims": [{**BARE, **claim}]})
         assert isinstance(report, ClaimsReport)
         judged(report, "laptop", [])
+
+
+@pytest.mark.parametrize(("length", "measured"), [("4K", True), ("16K", False)])
+def test_a_claim_on_summaries_is_judged_at_its_length(length: str, measured: bool) -> None:
+    """Without a memory no published summary was written after 16K tokens."""
+    config = compose(["report=claims"]).report
+    (claim,) = (claim for claim in config["claims"] if claim["name"] == "llm_booksum_linear")
+    report = load_report({**config, "claims": [{**claim, "options": {"length": length}}]})
+    assert isinstance(report, ClaimsReport)
+    table = judged(report.about("llm_booksum"), "laptop", load_records(published_dir())).tables[0]
+    assert (table.cell("llm_booksum_linear", "Measured").text[:5] == "-1.86") is measured
+    assert f"after {length} tokens of a book" in table.cell("llm_booksum_linear", "Test").text
 
 
 def test_gates_may_be_judged_for_one_task() -> None:

@@ -250,3 +250,11 @@ def test_a_reproduction_makes_what_is_missing_and_nothing_twice(
     # More questions than were asked.
     assert cli.main(["reproduce", *words, "task.examples=2"]) == 0
     assert [run.verb for run in load_records(tmp_path / "results")] == ["train"] * bool(trained_on) + ["eval"] * 2
+
+
+def test_the_model_that_learned_passkeys_is_that_of_its_own_table() -> None:
+    rows = {name: load_report(compose([f"report={name}"]).report).rows for name in ("long_context", "llm_passkey")}  # type: ignore[attr-defined]
+    own, of_keys = (rows[name]["delta_input_gate"] for name in ("long_context", "llm_passkey"))
+    recipe = f"recipe={of_keys.recipe.format(scale='laptop')}"
+    assert own.trained_on == "passkey" and own.model == of_keys.model
+    assert sorted([*own.settings, *own.training]) == sorted([*of_keys.overrides, recipe])

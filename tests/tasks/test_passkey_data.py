@@ -213,6 +213,11 @@ def test_the_share_of_cut_keys_is_an_option(asked: str, share: float) -> None:
     assert data.batches.cut_key_share == share
 
 
+def test_a_share_of_cut_keys_is_none_or_a_fraction() -> None:
+    with pytest.raises(InputError, match=r"^task\.cut_key_share=2\.0: must be between 0 and 1, or null$"):
+        compose(["task=passkey", "task.cut_key_share=2"])
+
+
 def test_no_answer_of_the_last_stage_is_cut_off_its_question() -> None:
     """One in sixteen is in the stage before, which has segments of 64."""
     for stage, (segment, _) in enumerate(STAGES):

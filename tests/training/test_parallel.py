@@ -455,7 +455,9 @@ def test_every_setup_trains_as_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [TWO, SHARDED, (*SHARDED, "parallel.accumulate=2")], ids=["ddp", "fsdp2", "fsdp2, accumulate"]
+    "more",
+    [TWO, SHARDED, (*SHARDED, "parallel.accumulate=2"), (*SHARDED, "recipe.checkpoint_activations=true")],
+    ids=["ddp", "fsdp2", "fsdp2, accumulate", "fsdp2, checkpointed"],
 )
 def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(more: tuple[str, ...], tmp_path: Path) -> None:
     """All weights and the gates of an injected model, from the same base. Documents begin inside the sequences of one
@@ -483,22 +485,23 @@ def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(more: tuple
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", ["all", "lora"])
+@pytest.mark.parametrize("train", ["all", "lora", "lora model.dtype=bfloat16"])
 def test_a_pretrained_model_learns_prompts_as_in_one_process(train: str, corpus: Path, tmp_path: Path) -> None:
-    """Prompts have different lengths: in the curriculum's calls of one segment, the rows of one rank may be padding
-    alone, and call no layer, where those of another are not."""
+    """Prompts have different lengths, so that ranks pad differently."""
     pytest.importorskip("transformers")
     from tiny_llms import write_tiny_base
 
     base = write_tiny_base(tmp_path / "base")
-    asked = ["model=llm", f"model.base={base}", f"model.train={train}", "optimizer.lr=0.01", "dims.segment_length=64"]
+    asked = ["model=llm", f"model.base={base}", "optimizer.lr=0.01", "dims.segment_length=64"]
+    asked += f"model.train={train}".split()
     asked += ["recipe.segments_per_sequence=16", "recipe.curriculum=[[64,1024,10]]", "recipe.batch_size=2"]
     asked += ["recipe.advance_below=0.01", "recipe.long_history=null", "recipe.short_sequences=null"]
     for name, ranks in (("one", ()), ("two", SHARDED)):
         line = command(corpus, tmp_path / name, *asked, *ranks, task="passkey")
         line = [word for word in line if not word.startswith(("dims.d_", "dims.n_", "scale.vocab_size="))]
         assert cli.main(line) == 0
-    assert_equal_runs(tmp_path / "one", tmp_path / "two")
+    # bfloat16 rounds activations, to which the order of additions is not the same.
+    assert_equal_runs(tmp_path / "one", tmp_path / "two", 1e-2 if "bfloat16" in train else TOLERANCE)
 
 
 def start(corpus: Path, results: Path, *more: str, launcher: tuple[str, ...] = ("-m", "infini")) -> Any:
