@@ -392,6 +392,7 @@ class LanguageModelModule(lightning.LightningModule):
 
     def on_after_backward(self) -> None:
         if self.sharded and optional(self.model, "hides_states"):
+            # The optimizer changes shards; what is gathered would be the weights before its step.
             release(optional(self.model, "called_layers"))
 
     def configure_optimizers(self) -> Any:
