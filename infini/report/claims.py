@@ -411,7 +411,8 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         return Measured(text, tuple(used), missing=f"{wanted} prompts per cell")
     if missing := _missing_seeds(claim, n_seeds):
         if not_asked:
-            missing += f" and prompts of {', '.join(not_asked)}"
+            # One length at which it fails is enough for "does not hold".
+            missing += f"; to hold, also prompts of {', '.join(not_asked)}"
         return Measured(text, tuple(used), missing=missing)
     if not_asked:
         # The lengths that are missing may be the ones at which it fails. Each of their places counts.

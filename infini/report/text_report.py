@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from infini.config.lengths import format_length
 from infini.config.schema import evaluation_keys, groups, settings_in
@@ -18,7 +18,7 @@ from infini.report.declared import find_mismatches, report_mismatches
 from infini.report.intervals import holm, p_value
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection, select_sources
-from infini.report.stats import BY_PLACE, BY_POSITION, Effect, gap, knockout_cost, paired_difference
+from infini.report.stats import BY_PLACE, BY_POSITION, Effect, Knockout, gap, knockout_cost, paired_difference
 from infini.report.tables import (
     CLUSTERED,
     DASH,
@@ -581,6 +581,15 @@ def _p_described(effects: Sequence[Effect]) -> str:
     return f"p: two-sided{alone}, adjusted for the {n_tested} comparisons of this table{some} (Holm){others}"
 
 
+def _in_the_first_tokens(selection: Selection, rows: Iterable[str]) -> str:
+    """How many tokens of a document the knock-outs of these rows read at most, where that is on record."""
+    names = [f"{name}_tokens" for name in get_args(Knockout)]
+    runs = [run for row in rows for run in selection.runs[row]]
+    most = {max((entry.get(name) or 0 for entry in run.documents for name in names), default=0) for run in runs} - {0}
+    read = " to ".join(f"{number:,}" for number in sorted({min(most), max(most)})) if most else ""
+    return f", in the first {read} tokens of a document," if read else ""
+
+
 def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     names = ("Reset", "Foreign", *(["Minus baseline"] if report.baseline else []))
     found = tested_effects(report, selection)
@@ -597,8 +606,9 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         rows.append(Row(model, marked(report.models[model], selection, model), tuple(cells)))
     title = (
         f"{report.benchmarks[report.task]}: knock-outs of the memory, in nats a token [95 % interval, {CLUSTERED}] "
-        f"({source_label(source)}): loss added by resetting it at every segment, loss added by another document's "
-        "memory (both say how far a model relies on its memory, not what the memory is worth)"
+        f"({source_label(source)}): loss added{_in_the_first_tokens(selection, found)} by resetting it at every "
+        "segment, and by another document's memory (both say how far a model relies on its memory, not what the memory "
+        "is worth)"
     )
     if report.baseline:
         title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"

@@ -445,7 +445,7 @@ def test_a_length_that_is_missing_leaves_the_claim_open() -> None:
     verdict, measured = verdicts(runs)["passkey_linear"]
     assert verdict == "inconclusive" and "; 1M not asked; 50 prompts per cell for each of 3 seeds" in measured
     assert to_decide(runs)["passkey_linear"] == "needs prompts of 1M"
-    assert to_decide(runs[:2])["passkey_linear"] == "needs two more seeds and prompts of 1M"
+    assert to_decide(runs[:2])["passkey_linear"] == "needs two more seeds; to hold, also prompts of 1M"
 
 
 def test_a_length_that_is_missing_does_not_save_the_claim_from_another() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from report_runs import make_eval, make_train, report_settings, synthetic, variants_report
+from report_runs import TOKENS, make_eval, make_train, report_settings, synthetic, variants_report
 from rich.console import Console
 
 from infini.config.compose import compose
@@ -402,6 +402,18 @@ def test_one_seed_has_no_p_value_beside_rows_of_several(report: Report) -> None:
     several = [run for run in runs if run.model != "infini_delta"]
     alone = report.render("laptop", several).tables[3]
     assert alone.cell("infini_linear", "Minus baseline: p") == memory.cell("infini_linear", "Minus baseline: p")
+
+
+def test_the_table_says_how_far_its_knock_outs_read(report: Report) -> None:
+    """Beside a difference over whole documents they would seem to be of whole documents, too."""
+    most, loss = max(TOKENS), "loss added, in the first"
+    runs = [make_eval("infini_linear", 1, 3.9, knockouts=True), make_eval("local", 1, 4.0)]
+    assert f"{loss} {most:,} tokens of a document, by resetting it" in report.render("laptop", runs).tables[3].title
+    shorter = make_eval("infini_delta", 1, 3.9, knockouts=True)
+    for entry in shorter.documents:
+        entry |= {"reset_tokens": 50, "foreign_tokens": 40}
+    title = report.render("laptop", [*runs, shorter]).tables[3].title
+    assert f"{loss} 50 to {most:,} tokens of a document, by resetting it" in title
 
 
 def test_a_table_of_one_seed_alone_says_what_its_p_values_are_of(report: Report) -> None:
