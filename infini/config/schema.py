@@ -509,7 +509,8 @@ class Config:
     )
     seed: int = setting("Seed of initial weights, data order and sampling.")
     checkpoint: str | None = setting(
-        "Run id or folder of a trained model; null: the newest training of this model and task."
+        "Run id or folder of a trained model; null: the newest training of this model and task; `infini inject` then "
+        "takes the base as it is."
     )
     init_from: str | None = setting(
         "Run id or folder whose weights a training starts from; null: training from scratch."

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from infini.errors import InputError, require
+from infini.errors import InputError, did_you_mean, require
 from infini.system.modules import import_all
 
 Builder = Callable[[Any, Any, int], Any]
@@ -85,13 +85,35 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
 
     Raises InputError naming key, value and what is allowed, or the members that the model's class lacks.
     """
+    name, config = options.get("name"), check_options(options)
+    builder, hints = registered()[str(name)][1], typing.get_type_hints(type(config))
+    try:
+        model = builder(config, dims, vocab_size)
+    except ValueError as error:
+        # A message that begins with an option names it as it is typed.
+        where = "model." if str(error).partition("=")[0] in hints else f"model={name}: "
+        raise InputError(f"{where}{error}") from error
+    # Imported late, because it imports torch, which the names of models do not need.
+    from infini.nn.protocols import missing_members
+
+    if _KINDS[str(name)] == "language_model" and (lacking := missing_members(model)):
+        # Checked before any training: some members are only used at the end of an evaluation.
+        raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.nn.protocols.LanguageModel")
+    return model
+
+
+def check_options(options: Mapping[str, Any]) -> Any:
+    """The options of a model as the dataclass that it registered; nothing is built.
+
+    Raises InputError naming key, value and what is allowed.
+    """
     options = dict(options)
     name = options.pop("name", None)
     models = registered()
     if name not in models:
         known = ", ".join(sorted(models))
         raise InputError(f"model={name}: no file of infini/models registers this name; registered: {known}")
-    config_class, builder = models[name]
+    config_class = models[name][0]
     hints = typing.get_type_hints(config_class)
     for key, value in options.items():
         if key not in hints:
@@ -99,7 +121,7 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         allowed = _choices(hints[key])
         if allowed and value not in allowed:
             named = ", ".join("null" if each is None else str(each) for each in allowed)
-            raise InputError(f"model.{key}={value!r}: must be one of {named}")
+            raise InputError(f"model.{key}={value!r}: must be one of {named}{did_you_mean(str(value), allowed)}")
         is_union = typing.get_origin(hints[key]) in (typing.Union, types.UnionType)
         arms = typing.get_args(hints[key]) if is_union else (hints[key],)
         given = [hint for hint in arms if hint is not type(None)]
@@ -110,17 +132,4 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
             right = isinstance(value, kinds) and isinstance(value, bool) == (hint is bool)
             noun = _NOUNS[hint] + " or null" * optional
             require(right or (optional and value is None), f"model.{key}", value, f"must be {noun}")
-    config = config_class(**options)
-    try:
-        model = builder(config, dims, vocab_size)
-    except ValueError as error:
-        # A message that begins with an option names it as it is typed.
-        where = "model." if str(error).partition("=")[0] in hints else f"model={name}: "
-        raise InputError(f"{where}{error}") from error
-    # Imported late, because it imports torch, which the names of models do not need.
-    from infini.nn.protocols import missing_members
-
-    if _KINDS[name] == "language_model" and (lacking := missing_members(model)):
-        # Checked before any training: some members are only used at the end of an evaluation.
-        raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.nn.protocols.LanguageModel")
-    return model
+    return config_class(**options)

@@ -6,11 +6,12 @@ tokenizer are the base's. transformers is imported when the model is built.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from infini.errors import InputError, at_least
+from infini.errors import InputError, at_least, require
 from infini.models import register
 from infini.nn.protocols import Dimensions
 
@@ -33,7 +34,21 @@ class LLMConfig:
     lora_rank: int | None = None
 
     def __post_init__(self) -> None:
+        # All that is known before the base is read, which may take a minute.
         at_least("model", self, 1, "lora_rank", "memory_decay")
+        at_least("model", self, 0, "sinks")
+        finite = "must be a finite number; -10000 shuts the gates"
+        require(math.isfinite(self.gate_init), "model.gate_init", self.gate_init, finite)
+        for name in ("memory_decay", "input_gate"):
+            if (value := getattr(self, name)) is not None and self.memory != "infini":
+                raise InputError(f"model.{name}={value!r}: has no effect with model.memory={self.memory}; leave it out")
+        if self.train == "gates" and self.memory != "infini":
+            lacks = f"model.memory={self.memory} has no gates to train; set model.train=all"
+            raise InputError(f"model.train='gates': {lacks}")
+        if self.lora_rank is not None and self.train != "lora":
+            raise InputError(
+                f"model.lora_rank={self.lora_rank}: has no effect with model.train={self.train}; leave it out"
+            )
 
 
 @lru_cache(maxsize=4)

@@ -18,7 +18,7 @@ from infini.config.compose import cache_folder, config_hash, data_folder
 from infini.config.data_files import no_data
 from infini.config.schema import Config, key_of, settings_in
 from infini.errors import InputError
-from infini.models import base_of, build_model, kind_of
+from infini.models import base_of, build_model, check_options, kind_of
 from infini.pretrained.base_names import SEGMENT, injected, local_path
 from infini.records import RunRecord, value_at
 from infini.report.search import LEARNING_RATE
@@ -120,6 +120,11 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
     Raises InputError where the command line sets others, or the pretrained model cannot be read.
     """
     check_base(cfg.model)
+    if "base" in cfg.model:
+        # Reading a base takes up to a minute.
+        check_options(cfg.model)
+        if cfg.checkpoint is not None:
+            named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)
     base = base_of(cfg.model)
     if base is None:
         return cfg

@@ -6,7 +6,6 @@ import codecs
 import io
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from infini.config.schema import Config
 from infini.errors import InputError
 from infini.runs.common import find_model, keep_large_buffers, open_model, with_base
 from infini.system.devices import autocast, pick_device
-from infini.system.paths import check_name, home_expanded, is_file, is_folder
+from infini.system.paths import check_name, check_place, home_expanded, is_file, is_folder
 from infini.system.progress import progress_bar
 from infini.training.checkpoint import checkpoint_folder, read_description
 
@@ -168,17 +167,9 @@ def is_same_file(path: Path, read: os.stat_result) -> bool:
 def check_writable(key: str, path: Path) -> None:
     """Raises InputError where the file that `key` names cannot be created, or exists and is not a regular file."""
     check_name(key, path)
-    # First: / has no parent.
     if path.exists() and not path.is_file():
         raise InputError(f"{key}={str(path)!r}: exists and is not a regular file; name another file")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise InputError(f"{key}={str(path)!r}: {folder} is not a folder; name another file")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"{key}={str(path)!r}: {folder} is not writable ({error.strerror})") from error
+    check_place(key, path)
 
 
 def _pieces(file: BinaryIO, where: str) -> Iterator[str]:

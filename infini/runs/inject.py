@@ -11,9 +11,9 @@ from typing import Any
 from infini.commands import verbs
 from infini.config.schema import Config, key_of
 from infini.errors import InputError
-from infini.models import base_of
+from infini.models import base_of, check_options
 from infini.pretrained.base_names import local_path
-from infini.system.paths import SCRATCH_PREFIX, check_name, home_expanded, scratch_folder
+from infini.system.paths import SCRATCH_PREFIX, check_name, check_place, home_expanded, scratch_folder
 from infini.training.checkpoint import load_model, named_folder, read_description
 
 
@@ -31,6 +31,8 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
         raise InputError("base=null: name a hub id, a folder, a .gguf file, or smollm2")
     local_path(name, "base")
     folder = _new_folder(out)
+    # Reading a base takes up to a minute.
+    check_options(cfg.model | {"base": name, "dtype": cfg.model["dtype"] or "float32"})
     import torch
 
     base = replace(base_of({**cfg.model, "base": name}), setting="base")
@@ -72,6 +74,7 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
         has = options["name"] if options["name"] != "llm" else f"llm with model.memory={options['memory']}"
         raise InputError(f"checkpoint={cfg.checkpoint!r}: is of model={has}; it must be llm with model.memory=infini")
     folder = _new_folder(out)
+    check_options(options | {"dtype": cfg.model["dtype"] or "float32"})
     import torch
     from transformers.utils import logging
 
@@ -133,4 +136,5 @@ def _new_folder(out: str | None) -> Path:
     # Files that a killed process left do not count.
     if folder.is_dir() and any(not path.name.startswith(SCRATCH_PREFIX) for path in folder.iterdir()):
         raise InputError(f"out={out!r}: the folder is not empty; name another one")
+    check_place("out", folder)
     return folder

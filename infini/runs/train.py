@@ -178,8 +178,8 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
                 )
     threads = counted(running["threads"], "thread")
     workers = threads if ranks.size == 1 else f"{ranks.size} processes of {threads}"
-    console.print(
-        f"{record.run_id}: {parameters:,} parameters on {running['device']}, {workers}, "
+    about = (
+        f"{parameters:,} parameters on {running['device']}, {workers}, "
         f"matrix products in {'bfloat16' if running['bfloat16'] else 'float32'}"
     )
     if record.environment["compiled"]:
@@ -195,7 +195,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
     # books or another vocabulary, or where another model led.
     named = [config_hash(cfg), data.identity, *([] if start is None else [str(start["weights_sha256"])[:8]])]
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / "-".join(named))
-    return _Training(cfg, module, data, device, ranks, unfinished, record, console)
+    return _Training(cfg, module, data, device, ranks, unfinished, record, about, console)
 
 
 @contextlib.contextmanager
@@ -227,6 +227,8 @@ class _Training:
     ranks: Ranks
     unfinished: UnfinishedRun
     record: records.RunRecord
+    about: str
+    """The model and what computes it, in words."""
     console: Console
     loggers: Sequence[Any] = ()
 
@@ -234,9 +236,11 @@ class _Training:
         """Train to the end, from the last checkpoint if there is one; returns whether there is."""
         cfg, module, console, ranks = self.cfg, self.module, self.console, self.ranks
         point = ranks.agreed(self._claim() if ranks.rank == 0 else None)
+        # Here, because a training that resumes has the id of the one that was stopped.
+        console.print(f"{self.record.run_id}: {self.about}")
         if point is not None:
             step = f"step {step_of(point):,} of {cfg.recipe.steps:,}"
-            console.print(f"resuming from {step} ({point.parent}), as {self.record.run_id}")
+            console.print(f"resuming from {step} ({point.parent})")
         if variables := ignored_variables():
             warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
         saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point, ranks)

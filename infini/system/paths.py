@@ -56,6 +56,21 @@ def check_name(key: str, path: Path) -> None:
         )
 
 
+def check_place(key: str, path: Path) -> None:
+    """Raise InputError where nothing can be written at a path, whose folders need not exist. Checked before long work,
+    not after it."""
+    # / has no parent.
+    places = path.absolute().parents or (path,)
+    folder = next(place for place in places if place.exists())
+    if not folder.is_dir():
+        raise InputError(f"{key}={str(path)!r}: {folder} is not a folder; name another file")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{key}={str(path)!r}: {folder} is not writable ({error.strerror})") from error
+
+
 DAY = 24 * 3600
 SCRATCH_PREFIX = ".incomplete-"
 """Prefix of the names of scratch folders."""

@@ -523,3 +523,45 @@ def test_a_folder_that_nothing_is_read_from_is_named(
     for more, lines in ((["task=passkey"], [said]), (["task=passkey", "task.filler=book"], []), (["task=pg19"], [])):
         assert cli.main(["train", *more, "task.data_dir=no"]) == 0
         assert capfd.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("inject dtype=float8", "model.dtype='float8': must be one of float32, bfloat16; did you mean 'float32'?"),
+        ("inject update_rule=deltaa", "model.update_rule='deltaa': must be one of linear, delta; did you mean"),
+        ("inject gate_init=nan", "model.gate_init=nan: must be a finite number"),
+        ("inject sinks=-1", "model.sinks=-1: must be at least 0"),
+        ("inject segment_length=0", "dims.segment_length=0: must be at least 1"),
+        ("inject out=/proc/x", "out='/proc/x': /proc is not writable"),
+        (
+            "train task.data_dir=synthetic model=llm model.update_rule=gamma",
+            "model.update_rule='gamma': must be one of linear, delta",
+        ),
+        (
+            "train task.data_dir=synthetic model=llm model.train=lorra",
+            "model.train='lorra': must be one of all, lora, gates_and_norms, gates;",
+        ),
+        (
+            "train task.data_dir=synthetic model=llm model.lora_rank=8",
+            "model.lora_rank=8: has no effect with model.train=all; leave it out",
+        ),
+        (
+            "train task.data_dir=synthetic model=llm model.train=gates model.memory=none",
+            "model.train='gates': model.memory=none has no gates",
+        ),
+        ("eval model=llm checkpoint=nowhere", "checkpoint='nowhere': neither a folder nor a run id below"),
+        ("generate model=llm prompt=a checkpoint=nowhere", "checkpoint='nowhere': neither a folder nor a run id below"),
+    ],
+)
+def test_options_of_a_pretrained_model_are_checked_before_it_is_read(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Reading one takes up to a minute. The base is an empty folder, so whatever comes later is another error."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    verb, *words = line.split()
+    base = "base=empty" if verb == "inject" else "model.base=empty"
+    out = [] if verb != "inject" or "out=" in line else ["out=new"]
+    assert error(capfd, verb, base, *out, *words).startswith(said)
+    assert not (tmp_path / "new").exists()

@@ -115,8 +115,10 @@ def test_a_checkpoint_of_another_version_is_one_line(
     resumed = train(corpus, tmp_path)
     assert resumed.cost["resumed"]
     # The id that the first process printed, not that of the second, which exists nowhere.
-    at = rf"resuming from step \d of \d+ \(.*unfinished/[\w-]+\), as {resumed.run_id}$"
-    assert re.search(at, capsys.readouterr().err, re.MULTILINE)
+    said = capsys.readouterr().err
+    assert re.search(r"^resuming from step \d of \d+ \(.*unfinished/[\w-]+\)$", said, re.MULTILINE)
+    assert re.findall(r"^(\S+): .* parameters on cpu", said, re.MULTILINE) == [resumed.run_id]
+    assert set(re.findall(r"\d{8}T\d{6}Z-train-[\w-]+", said)) == {resumed.run_id}
 
 
 @pytest.mark.gpu

@@ -452,9 +452,6 @@ def build(
     """The model of these options of infini.models.llm.LLMConfig; base: an infini.pretrained.llm.bases.Base. Raises
     InputError for what cannot be."""
     llm = base.load(getattr(torch, dtype))
-    for name in ("memory_decay", "input_gate"):
-        if (value := options[name]) is not None and memory != "infini":
-            raise InputError(f"model.{name}={value!r}: has no effect with model.memory={memory}; leave it out")
     if isinstance(llm, CausalLMMixin):
         _check_injected(base, llm, memory, options)
         if gate_init != USUAL["gate_init"] and any((beta != gate_init).any() for beta in _gates(llm)):
@@ -467,10 +464,6 @@ def build(
     else:
         inject(llm, segment_length, gate_init=gate_init, **options)
     model = PretrainedLM(llm, segment_length, memory)
-    if train == "gates" and memory != "infini":
-        raise InputError(f"model.train='gates': model.memory={memory} has no gates to train; set model.train=all")
-    if lora_rank is not None and train != "lora":
-        raise InputError(f"model.lora_rank={lora_rank}: has no effect with model.train={train}; leave it out")
     if train == "lora":
         _add_adapters(base, llm, lora_rank or LORA_RANK)
     if train != "all":
