@@ -570,7 +570,7 @@ def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
     segments, memory = (row_of("tables/llm_continual_laptop.md", name).split("|")[2].strip() for name in names)
     assert f"{memory} with a memory and {segments} without" in text
     llm_results = (ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8")
-    said = f"in segments of 512, the perplexity of SmolLM2 is {memory} with it and {segments} without"
+    said = f"in segments of 512, the perplexity of SmolLM2 is {memory} with the memory and {segments} without"
     assert said in " ".join(llm_results.split())
     page = llm_results.splitlines()
     first = next(number for number, line in enumerate(page) if line.startswith("| SmolLM2, perplexity of"))
@@ -580,6 +580,42 @@ def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
     # The page's text has what the untrained rows say.
     rows = [line for line in rows if not line.split("|")[1].endswith(", untrained ")]
     assert len(rows) >= 9 and page[first + 2 : page.index("", first)] == rows
+
+
+def test_the_gains_of_the_llm_are_those_of_its_tables() -> None:
+    page = (ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(page) if line.startswith("| loss with the memory minus"))
+    stated = page[first + 2 : page.index("", first)]
+    rows = {
+        "Linear, untrained": "Segments of 512 and memory (Linear), untrained",
+        "Linear + Delta, untrained": "Segments of 512 and memory (Linear + Delta), untrained",
+        "Linear, trained (three seeds)": "Segments of 512 and memory (Linear), trained",
+        "Linear + Delta, trained (three seeds)": "Segments of 512 and memory (Linear + Delta), trained",
+        "Linear, trained, 32,768 tokens of each test document": "Segments of 512 and memory (Linear), trained",
+        "Linear + Delta, trained, 32,768 tokens of each test document": (
+            "Segments of 512 and memory (Linear + Delta), trained"
+        ),
+        "Linear, trained, beside the segment before": "With the segment before and memory (Linear), trained",
+        "Linear + Delta, trained, beside the segment before": (
+            "With the segment before and memory (Linear + Delta), trained"
+        ),
+        "Linear, gates nearly shut, all weights at the paper's rate": (
+            "Memory (Linear), gates nearly shut, all weights at the paper's rate"
+        ),
+        "Linear, gates from 0.5, all weights at the paper's rate": (
+            "Memory (Linear), gates from 0.5, all weights at the paper's rate"
+        ),
+    }
+    found = []
+    for said, row in rows.items():
+        published = read_table(f"llm_continual{'_test' * said.endswith('test document')}_laptop.md")
+        # Each of the two corpora has a table with these columns.
+        columns = [line.split("|") for line in published if line.startswith("| Model | Reset ")]
+        at = columns[0].index(" Minus baseline ")
+        cells = [line.split("|") for line in published if line.startswith(f"| {row} |")]
+        gains = [line[at].strip() for line in cells if len(line) == len(columns[0])]
+        found.append(f"| {said} | {' | '.join(gains).replace('+', '')} |")
+    assert stated == found
 
 
 def test_the_published_table_is_the_one_that_the_records_give(

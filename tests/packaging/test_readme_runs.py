@@ -46,7 +46,8 @@ SMALL: dict[str, tuple[str, ...]] = {
     "train -m model=infini_linear,infini_delta seed=1,2,3": (*TINY, "seed=3,4"),
     "train -m hydra/launcher=submitit_local seed=1,2": (*TINY, "seed=5,6"),
     "train parallel=ddp parallel.devices=2 recipe.batch_size=6": (*TINY, "recipe.batch_size=2", "seed=7"),
-    "train task=pg19 model=llm model.base=qwen-infini model.train=lora": (
+    "train task=pg19 model=llm model.base=qwen-infini model.train=lora optimizer=adamw optimizer.lr=3e-4 "
+    "recipe.batch_size=1 recipe.segments_per_sequence=4 recipe.steps=100": (
         *OF_A_BASE,
         "model.base={base}",
         "dims.segment_length=16",
