@@ -753,4 +753,7 @@ def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
     found, asked = gated[2**17]
     said = f"Linear answers all of {up_to_32k[1]} such prompts at 1K to 32K (60 keys, two seeds)"
     longer = f"and {found} of {asked} at 128K (one seed)"
-    assert f"{said} {longer}, and with the memory emptied none of {emptied[1]} (" in README
+    delta = [sum(each) for each in zip(*counts["delta_input_gate"].values(), strict=True)]
+    assert delta[0] == delta[1]
+    other = f"Linear + Delta all of {delta[1]} at 1K to 32K (one seed)"
+    assert f"{said} {longer}, {other}, and Linear with the memory emptied none of {emptied[1]} (" in README
