@@ -319,7 +319,7 @@ def recall_by_steps(report: PasskeyReport, scale: str, selection: Selection, pat
             edges = np.linspace(0, curve[:, 0].max(), RECALL_POINTS + 1)
             parts = [curve[(low < curve[:, 0]) & (curve[:, 0] <= high)] for low, high in itertools.pairwise(edges)]
             points = [(part[:, 0].mean(), 100 * part[:, 1].sum() / part[:, 2].sum()) for part in parts if len(part)]
-            axes.plot(*zip(*points, strict=True), **look[name].drawn)
+            axes.plot(*zip(*points, strict=True), clip_on=False, **look[name].drawn)
             for end in (end for run in runs for end in run.series.get("stage_steps", ())):
                 axes.axvline(end, color=look[name].colour, linewidth=0.8, linestyle=":")
             last[name] = points[-1][1]
