@@ -272,5 +272,6 @@ def test_the_laptops_presets_differ_in_what_they_are_named_for() -> None:
     tokens = {cfg.recipe.batch_size * cfg.recipe.segments_per_sequence for cfg in (laptop, paper, lessons)}
     assert tokens == {16}
     assert {name for name in groups()["experiment"] if name.startswith("llm_")} == {
-        *PAPER, *(f"{name}_finetune" for name in PAPER), "llm_laptop", "llm_as_in_paper", "llm_hugging_face_lessons",
+        *PAPER, *(f"{name}_finetune" for name in PAPER), "llm_laptop", "llm_find_keys", "llm_as_in_paper",
+        "llm_hugging_face_lessons",
     }  # fmt: skip
