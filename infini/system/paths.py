@@ -63,7 +63,7 @@ def check_place(key: str, path: Path) -> None:
     places = path.absolute().parents or (path,)
     folder = next(place for place in places if place.exists())
     if not folder.is_dir():
-        raise InputError(f"{key}={str(path)!r}: {folder} is not a folder; name another file")
+        raise InputError(f"{key}={str(path)!r}: {folder} is not a folder; name another place")
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

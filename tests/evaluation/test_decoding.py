@@ -280,7 +280,7 @@ def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pyt
         (["prompt=x", "decoding.temperature=-1"], "decoding.temperature=-1.0: must be at least 0"),
         (["prompt=x", f"load_state={folder}/none"], "cannot be read as a saved state"),
         (["prompt=x", f"save_state={folder}"], "exists and is not a regular file; name another file"),
-        (["prompt=x", f"save_state={folder}/utf16.txt/state"], "utf16.txt is not a folder; name another file"),
+        (["prompt=x", f"save_state={folder}/utf16.txt/state"], "utf16.txt is not a folder; name another place"),
         (["prompt=\udce9"], "is not UTF-8 text"),
     ):
         out, err = said(capfd, settings, *words, code=2)
