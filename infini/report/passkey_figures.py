@@ -305,7 +305,8 @@ def recall_by_steps(report: PasskeyReport, scale: str, selection: Selection, pat
     trained: dict[str, list[RunRecord]] = {}
     for name, runs in selection.runs.items():
         for training in filter(None, map(selection.training, runs)) if _is_trained(report, name, selection) else ():
-            if training.series.get("recall_curve") and training not in trained.get(name, []):
+            # Rows that ask one model other questions have its training in common: it is drawn once.
+            if training.series.get("recall_curve") and not any(training in drawn for drawn in trained.values()):
                 trained.setdefault(name, []).append(training)
     if not trained:
         return []

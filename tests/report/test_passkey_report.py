@@ -635,6 +635,17 @@ def test_the_accuracy_of_a_training_is_drawn_by_its_steps(saved: list[Any], tmp_
     assert "at the end of training: " in texts_of(saved[0]) and "50 %" in texts_of(saved[0])
 
 
+def test_a_training_that_two_rows_ask_is_drawn_once(saved: list[Any], tmp_path: Path) -> None:
+    of = load_report(compose(["report=llm_passkey"]).report)
+    assert isinstance(of, PasskeyReport)
+    chosen = select_runs(of, "laptop", load_records(published_dir()))
+    parents = [{run.parent for run in chosen.runs[name]} for name in ("delta_input_gate", "delta_input_gate_books")]
+    assert parents[0] == parents[1]
+    passkey_figures.recall_by_steps(of, "laptop", chosen, tmp_path / "figure")
+    said = " ".join(texts_of(saved[0]).split())
+    assert of.short_titles["delta_input_gate"] in said and "asked in books" not in said
+
+
 def test_the_longest_input_counts_the_filler_before_it() -> None:
     recipe = {"segments_per_sequence": 4, "curriculum": [[32, 192]]}
     for more, tokens in (({}, 512), ({"long_history": None}, 512), ({"long_history": [8, 100]}, 3072 + 512)):
