@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from infini.commands import Verb
-from infini.config.schema import Config, groups, key_of, schema_of
+from infini.config.schema import Config, given_keys, groups, key_of, schema_of
 
 WIDTH = 118
 _INDENT = 36
@@ -35,7 +35,7 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     if pretrained:
         from infini.runs.common import segment_length
 
-        cfg["dims"] = {"name": "of the base", "segment_length": segment_length(composed, given)}
+        cfg["dims"] = {"name": "of the base", "segment_length": segment_length(composed, given_keys(overrides))}
     lines = [f"infini {verb.name}: {verb.summary}", "", f"  {verb.example}"]
     lines += ["", "Keys (key=value; shown with their defaults):"]
     about = _meanings(Config)

@@ -109,7 +109,8 @@ class Verb:
     computes: bool = False
     """Whether a scale that is made for a GPU needs one here."""
     preflight: str = ""
-    """`module:function` of the configuration, called before the slow imports of `module`; empty: nothing."""
+    """`module:function` of the configuration and the overrides, called before the slow imports of `module`; empty:
+    nothing."""
     check: Callable[[Any, Sequence[str]], None] | None = None
     """Raises InputError for what is wrong with a configuration and its overrides, before any work; None: nothing."""
 
@@ -127,7 +128,7 @@ class Verb:
         """Do the work: an exit code, or None for success."""
         if self.preflight:
             module, _, function = self.preflight.partition(":")
-            getattr(importlib.import_module(module), function)(cfg)
+            getattr(importlib.import_module(module), function)(cfg, overrides)
         waiting: AbstractContextManager[object] = nullcontext()
         if self.computes and sys.stderr.isatty():
             # It takes some seconds.

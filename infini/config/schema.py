@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -582,6 +582,18 @@ def groups() -> Mapping[str, list[str]]:
 def key_of(word: str) -> str:
     """The key of `key=value`, `+key=value` or `~key`; an empty string for other words."""
     return word.lstrip("+~").partition("=")[0] if "=" in word or word.startswith("~") else ""
+
+
+def given_keys(words: Iterable[str]) -> set[str]:
+    """The keys that a command line sets, itself or by the experiment that it names. A key whose value is the default
+    counts, too."""
+    given: set[str] = set()
+    for word in words:
+        given.add(key_of(word))
+        if key_of(word) == "experiment":
+            own = settings_in("experiment", word.partition("=")[2])
+            given |= {f"{group}.{key}" for group, values in own.items() if isinstance(values, dict) for key in values}
+    return given - {""}
 
 
 def root_defaults() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from infini import records
 from infini.commands import verbs
 from infini.config.compose import cache_folder, config_hash, data_folder
 from infini.config.data_files import no_data
-from infini.config.schema import Config, key_of, settings_in
+from infini.config.schema import Config, given_keys, key_of, settings_in
 from infini.errors import InputError
 from infini.models import base_of, build_model, check_options, kind_of
 from infini.pretrained.base_names import SEGMENT, injected, local_path
@@ -137,15 +137,16 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
         if key in ("scale.tokenizer", "scale.vocab_size"):
             value = value_at(asdict(cfg), key)
             raise InputError(f"{key}={value!r}: model={cfg.model['name']} has the tokenizer of its base; leave it out")
-    sizes["segment_length"] = segment_length(cfg, keys)
+    given = given_keys(overrides)
+    sizes["segment_length"] = segment_length(cfg, given)
     dims = replace(cfg.dims, name="base", **sizes)
     scale = replace(cfg.scale, tokenizer="base", vocab_size=len(base.tokenizer))
-    return replace(cfg, dims=dims, scale=scale, model=model_options(cfg, keys))
+    return replace(cfg, dims=dims, scale=scale, model=model_options(cfg, given))
 
 
-def segment_length(cfg: Config, keys: Collection[str] = ()) -> int:
+def segment_length(cfg: Config, keys: Collection[str]) -> int:
     """Tokens of a segment: of a pretrained language model those that it was injected with, else SEGMENT, where no key
-    of the command line and no experiment says otherwise."""
+    says otherwise. keys: of given_keys."""
     usual = settings_in("dims", cfg.dims.name).get("segment_length")
     # The sizes "base" were taken from the base before, and the segment with them.
     asked = "base" not in cfg.model or cfg.dims.name == "base" or {"dims", "dims.segment_length"} & set(keys)
@@ -154,9 +155,9 @@ def segment_length(cfg: Config, keys: Collection[str] = ()) -> int:
     return int(injected(cfg.model["base"]).get("segment_length", SEGMENT))
 
 
-def model_options(cfg: Config, keys: Collection[str] = ()) -> dict[str, Any]:
-    """The model's options: of a base that has a memory already its own, where no key of the command line and no
-    experiment says otherwise."""
+def model_options(cfg: Config, keys: Collection[str]) -> dict[str, Any]:
+    """The model's options: of a base that has a memory already its own, where no key says otherwise. keys: of
+    given_keys."""
     if "base" not in cfg.model or cfg.model["memory"] == "full":
         return cfg.model
     usual, own = settings_in("model", cfg.model["name"]), injected(cfg.model["base"])

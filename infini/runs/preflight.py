@@ -11,7 +11,7 @@ from typing import Any
 
 from infini import records
 from infini.config.compose import data_folder
-from infini.config.schema import Config
+from infini.config.schema import Config, given_keys
 from infini.errors import InputError
 from infini.records import RunRecord, value_at
 from infini.runs.common import TRAINING_SPLITS, check_base, check_data, segment_length
@@ -22,11 +22,11 @@ from infini.training.launcher import LAUNCHED, PLACE, check_shares, place_of
 from infini.training.loggers import check_logger
 
 
-def begin_training(cfg: Config) -> None:
+def begin_training(cfg: Config, overrides: Sequence[str]) -> None:
     """Check what a training needs, and print what it will do; of several processes one prints."""
     check_training(cfg)
     if cfg.parallel.name == "single" or LAUNCHED not in os.environ or os.environ.get(PLACE[0]) == "0":
-        print(describe_training(cfg), file=sys.stderr, flush=True)
+        print(describe_training(cfg, overrides), file=sys.stderr, flush=True)
 
 
 def check_training(cfg: Config) -> None:
@@ -56,11 +56,11 @@ def check_optimizer(cfg: Config) -> None:
         raise InputError("optimizer=adafactor: parallel=fsdp2 takes adamw or muon; or use parallel=ddp")
 
 
-def describe_training(cfg: Config) -> str:
+def describe_training(cfg: Config, overrides: Sequence[str]) -> str:
     """One line on a training that begins: what is trained, on which device and data, where it is written, and how large
     published such models are and how long they took. Parameters are counted when torch has made the model."""
     recipe, found = cfg.recipe, data_folder(cfg.task.corpus, cfg.task.data_dir)
-    tokens = recipe.batch_size * recipe.segments_per_sequence * segment_length(cfg)
+    tokens = recipe.batch_size * recipe.segments_per_sequence * segment_length(cfg, given_keys(overrides))
     if not cfg.task.reads_data:
         data = "data made from the seed"
     elif cfg.task.data_dir == "synthetic":

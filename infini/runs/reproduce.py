@@ -15,7 +15,7 @@ from rich.console import Console
 
 from infini import records
 from infini.config.compose import compose, config_identity
-from infini.config.schema import Config, key_of
+from infini.config.schema import Config, given_keys, key_of
 from infini.errors import BusyError, DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
@@ -209,7 +209,7 @@ def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, s
         own = {"segment_length"} if "dims.segment_length" in map(key_of, overrides) else set()
         made["dims"] = training.config["dims"] | {key: made["dims"][key] for key in own}
     elif runs:
-        keys = list(map(key_of, overrides))
+        keys = given_keys(overrides)
         made["dims"]["segment_length"] = segment_length(cfg, keys)
         made["model"] = model_options(cfg, keys)
     wanted, model = _evaluation_identity(made), made["model"]["name"]

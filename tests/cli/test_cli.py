@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Call]:
         module.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, verb.module, module)
     # These checks and messages come before the work of a training.
-    monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg: None)
+    monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg, overrides: None)
     monkeypatch.chdir(tmp_path)
     return seen
 

@@ -518,7 +518,7 @@ def test_the_help_of_inject_has_what_it_takes(capsys: pytest.CaptureFixture[str]
 def test_a_folder_that_nothing_is_read_from_is_named(
     stubs: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg: None)
+    monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg, overrides: None)
     said = "task.data_dir=no: has no effect with task.filler=block, which reads no documents"
     for more, lines in ((["task=passkey"], [said]), (["task=passkey", "task.filler=book"], []), (["task=pg19"], [])):
         assert cli.main(["train", *more, "task.data_dir=no"]) == 0

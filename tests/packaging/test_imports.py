@@ -194,7 +194,7 @@ from infini.config.compose import compose
 from infini.runs import preflight
 for more in ([], ["recipe.steps=1"]):
     words = ["task=pg19", "task.data_dir={tmp_path}/books", "results_dir={tmp_path}/results", *more]
-    preflight.begin_training(compose(words))
+    preflight.begin_training(compose(words), words)
 assert not set({HEAVY!r}) & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -249,9 +249,15 @@ def test_the_first_line_of_a_training_names_its_device(
     monkeypatch.setattr("infini.runs.preflight.may_have_gpu", lambda: there)
     # Reading published records takes seconds.
     monkeypatch.setattr("infini.runs.preflight._published", lambda cfg: [])
-    assert f" tokens on {said}; " in describe_training(compose(["task=passkey", *words]))
+    assert f" tokens on {said}; " in describe_training(compose(["task=passkey", *words]), words)
 
 
 def test_the_line_before_a_training_names_the_base_and_what_is_trained() -> None:
-    line = describe_training(compose(["task=pg19", "model=llm", "model.train=lora", "task.data_dir=synthetic"]))
+    words = ["task=pg19", "model=llm", "model.train=lora", "task.data_dir=synthetic"]
+    line = describe_training(compose(words), words)
+    assert " steps of 245,760 tokens on " in line
+    for segment, tokens in (("experiment=llm_find_keys", "2,048"), ("dims.segment_length=128", "5,120")):
+        # Both are also the usual length of models from scratch.
+        words = ["task=passkey", "model=llm", segment]
+        assert f" steps of {tokens} tokens on " in describe_training(compose(words), words)
     assert line.startswith("training model=llm model.base=smollm2 model.memory=infini model.train=lora task=pg19 ")

@@ -14,12 +14,13 @@ from tiny_llms import write_tiny_base
 
 from infini.config.compose import compose
 from infini.report.load import load_report
+from infini.runs.common import with_base
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "llm.md"
 BASE = '"Qwen/Qwen3-0.6B"'
 
 
-def test_the_recipe_that_retrieved_is_that_of_the_table() -> None:
+def test_the_recipe_that_retrieved_is_that_of_the_table(tmp_path: Path) -> None:
     page = DOCS.read_text(encoding="utf-8")
     (command,) = re.findall(r"^infini train (experiment=llm_find_keys)$", page, re.MULTILINE)
     report = load_report(compose(["report=llm_passkey"]).report)
@@ -27,6 +28,10 @@ def test_the_recipe_that_retrieved_is_that_of_the_table() -> None:
     named = ["task=passkey", f"recipe={row.recipe.format(scale='laptop')}", f"model={row.model}"]
     recipe, code = compose([command]), " ".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     assert recipe == compose([*named, *row.overrides])
+    base = f"model.base={write_tiny_base(tmp_path / 'base')}"
+    # Its segments are as long as those that models from scratch have without being told.
+    both = [with_base(compose(words), words) for words in ([command, base], [*named, *row.overrides, base])]
+    assert both[0] == both[1] and both[0].dims.segment_length == 128
     for shown in (
         f"segment_length={recipe.dims.segment_length}",
         f'update_rule="{recipe.model["update_rule"]}"',
