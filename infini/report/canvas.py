@@ -205,6 +205,9 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
     box = axes.get_window_extent()
     points = axes.transData.transform([(label.x, label.y) for label in labels])
     heights = [float((y - box.y0) / box.height) for _, y in points]
+    # Of lines that end at one height, the label of the shortest is farthest from the edge: no leader crosses another.
+    at = [float((x - box.x0) / box.width) for x, _ in points]
+    heights = [height + 1e-6 * (0.5 - height) * (1 - x) for height, x in zip(heights, at, strict=True)]
     texts = [textwrap.fill(label.text, _LABEL_WIDTH) for label in labels]
     line = _LABEL_SIZE * 1.25 / 72 * DPI / box.height
     sizes = [line * (text.count("\n") + 1.15) for text in texts]

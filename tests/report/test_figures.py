@@ -271,6 +271,23 @@ def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]
     assert ["what the paper's Table 2 may compare" in said for said in words] == [True, False]
 
 
+@pytest.mark.parametrize("height", [0.0, 1.0], ids=["at the bottom", "at the top"])
+def test_the_leaders_of_lines_that_end_at_one_height_do_not_cross(height: float) -> None:
+    ends = {"a": 0.5, "b": 0.3, "c": 0.9, "d": 0.4}
+    with canvas.new_figure(5.6, 3.2) as figure:
+        axes = figure.add_subplot()
+        axes.set_xlim(0.0, 1.0)
+        axes.set_ylim(0.0, 1.0)
+        canvas.label_ends(axes, [canvas.Label(x, height, name, "black") for name, x in ends.items()])
+        # Points and labels in parts of the panel.
+        leaders = [(text.xy, text.xyann) for text in axes.texts]
+    for ((x, y), (right, at)), ((other, _), (_, there)) in itertools.permutations(leaders, 2):
+        if x < other:
+            # Where the other's begins, this one is on the side of the panel's middle, and so must its label be.
+            passed = y + (at - y) * (other - x) / (right - x)
+            assert (passed > height) == (at > there)
+
+
 def test_a_label_is_nearest_to_its_own_point_and_its_line_passes_no_other() -> None:
     """Rows of one budget are points in a column: a name beside another point would be read as that point's."""
     heights = {"RMT": 54.2, "Transformer-XL": 53.5, "Linear, with Transformer-XL's cache": 53.1, "Full attention": 52.2}
