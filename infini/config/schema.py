@@ -585,15 +585,24 @@ def key_of(word: str) -> str:
 
 
 def given_keys(words: Iterable[str]) -> set[str]:
-    """The keys that a command line sets, itself or by the experiment that it names. A key whose value is the default
-    counts, too."""
-    given: set[str] = set()
+    """The keys and groups that a command line sets, itself or by the experiment that it names. A key whose value is the
+    default counts, too."""
+    given = {key_of(word) for word in words} - {""}
     for word in words:
-        given.add(key_of(word))
         if key_of(word) == "experiment":
-            own = settings_in("experiment", word.partition("=")[2])
-            given |= {f"{group}.{key}" for group, values in own.items() if isinstance(values, dict) for key in values}
-    return given - {""}
+            given |= _keys_of_experiment(word.partition("=")[2])
+    return given
+
+
+def _keys_of_experiment(name: str) -> set[str]:
+    own = settings_in("experiment", name)
+    keys = {f"{group}.{key}" for group, values in own.items() if isinstance(values, dict) for key in values}
+    for entry in own.get("defaults", ()):
+        if isinstance(entry, dict):
+            keys |= {group.removeprefix("override /") for group in entry}
+        elif entry != "_self_":
+            keys |= _keys_of_experiment(entry)
+    return keys
 
 
 def root_defaults() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from infini.errors import InputError, one_of, require
+from infini.errors import InputError, did_you_mean, require
 from infini.system.modules import import_all
 
 Builder = Callable[[Any, Any, int], Any]
@@ -120,7 +120,9 @@ def check_options(options: Mapping[str, Any]) -> Any:
             raise InputError(f"model.{key}={value!r}: {name} has only {', '.join(sorted(hints))}")
         allowed = _choices(hints[key])
         if allowed and value not in allowed:
-            one_of(f"model.{key}", value, ["null" if each is None else str(each) for each in allowed])
+            names = ["null" if each is None else str(each) for each in allowed]
+            near = did_you_mean(str(value), names)
+            raise InputError(f"model.{key}={value!r}: must be one of {', '.join(names)}{near}")
         is_union = typing.get_origin(hints[key]) in (typing.Union, types.UnionType)
         arms = typing.get_args(hints[key]) if is_union else (hints[key],)
         given = [hint for hint in arms if hint is not type(None)]

@@ -205,7 +205,8 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
     box = axes.get_window_extent()
     points = axes.transData.transform([(label.x, label.y) for label in labels])
     heights = [float((y - box.y0) / box.height) for _, y in points]
-    # Of lines that end at one height, the label of the shortest is farthest from the edge: no leader crosses another.
+    # Of lines that end at one height, the label of the shortest is farthest from the nearer edge, from which labels are
+    # pushed: their leaders do not cross.
     at = [float((x - box.x0) / box.width) for x, _ in points]
     heights = [height + 1e-6 * (0.5 - height) * (1 - x) for height, x in zip(heights, at, strict=True)]
     texts = [textwrap.fill(label.text, _LABEL_WIDTH) for label in labels]

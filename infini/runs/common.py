@@ -117,7 +117,8 @@ def check_kind(cfg: Config) -> None:
 def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
     """`cfg` with the sizes and the tokenizer of the pretrained model that it names; `cfg` itself for other models.
 
-    Raises InputError where the command line sets others, or the pretrained model cannot be read.
+    Raises InputError where the command line sets others, an option of the model is wrong, there is no such checkpoint,
+    or the pretrained model cannot be read.
     """
     check_base(cfg.model)
     if "base" in cfg.model:

@@ -206,7 +206,7 @@ def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, s
     if runs and training is not None:
         changes = eval_overrides(cfg, overrides, training.config["model"])
         made |= {"model": training.config["model"] | changes, "seed": training.seed}
-        own = {"segment_length"} if "dims.segment_length" in map(key_of, overrides) else set()
+        own = {"segment_length"} if "dims.segment_length" in given_keys(overrides) else set()
         made["dims"] = training.config["dims"] | {key: made["dims"][key] for key in own}
     elif runs:
         keys = given_keys(overrides)

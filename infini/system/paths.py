@@ -57,11 +57,9 @@ def check_name(key: str, path: Path) -> None:
 
 
 def check_place(key: str, path: Path) -> None:
-    """Raise InputError where nothing can be written at a path, whose folders need not exist. Checked before long work,
-    not after it."""
-    # / has no parent.
-    places = path.absolute().parents or (path,)
-    folder = next(place for place in places if place.exists())
+    """Raise InputError where no file can be written at a path, or in it if it is a folder. Folders that do not exist
+    would be made. Checked before long work, not after it."""
+    folder = path if path.is_dir() else next(place for place in path.absolute().parents if place.exists())
     if not folder.is_dir():
         raise InputError(f"{key}={str(path)!r}: {folder} is not a folder; name another place")
     try:

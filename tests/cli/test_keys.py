@@ -530,6 +530,7 @@ def test_a_folder_that_nothing_is_read_from_is_named(
     [
         ("inject dtype=float8", "model.dtype='float8': must be one of float32, bfloat16; did you mean 'float32'?"),
         ("inject update_rule=deltaa", "model.update_rule='deltaa': must be one of linear, delta; did you mean"),
+        ("inject input_gate='null'", "model.input_gate='null': must be one of sigmoid, null"),
         ("inject input_gate=sigmoidd", "model.input_gate='sigmoidd': must be one of sigmoid, null; did you mean"),
         ("inject gate_init=nan", "model.gate_init=nan: must be a finite number"),
         ("inject sinks=-1", "model.sinks=-1: must be at least 0"),

@@ -34,6 +34,7 @@ from infini.config.schema import (
     SuiteConfig,
     TaskConfig,
     WandbConfig,
+    given_keys,
     groups,
     root_defaults,
     schema_of,
@@ -626,3 +627,12 @@ def test_a_task_without_sizes_or_a_recipe_for_a_scale_says_which_file_it_lacks(
     assert str(caught.value).startswith(f"{said}one of ") and "did you mean" not in str(caught.value)
     with pytest.raises(InputError, match=f"{group}='notes_gpu': must be one of .*"):
         compose(["task=pg19", f"{group}=pg19_gpu"])
+
+
+def test_the_keys_of_an_experiment_are_given_by_its_name() -> None:
+    """Also those of the experiment that it begins with, and the groups that it chooses."""
+    keys = given_keys(["experiment=llm_as_in_paper", "optimizer.lr=1", "+task.x=1", "~recipe.y", "word"])
+    assert {"experiment", "optimizer.lr", "task.x", "recipe.y", "model", "task", "model.train"} <= keys
+    # Of llm_laptop, with which it begins.
+    assert "dims.segment_length" in keys and "_self_" not in keys
+    assert given_keys(["model=llm"]) == {"model"}
