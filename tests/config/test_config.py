@@ -162,6 +162,7 @@ def test_paper_scale_is_the_papers() -> None:
         ("recipe.warmup_steps=9999", "recipe.warmup_steps=9999: must be at most recipe.steps="),
         ("recipe.final_lr_fraction=2", "recipe.final_lr_fraction=2.0: must be between 0 and 1"),
         ("recipe.schedule=cosin", "recipe.schedule='cosin': must be one of cosine, .*; did you mean 'cosine'"),
+        ("recipe.schedule=linear", "recipe.schedule='linear': must be one of cosine, constant$"),
         ("recipe.checkpoint_activations=1", "recipe.checkpoint_activations=1: must be true or false"),
         ("recipe=pg19_huge", "recipe='pg19_huge': must be one of arxiv_math_gpu, .*; did you mean 'pg19_gpu'"),
         ("dims.d_key=7", "dims.d_key=7: must be even"),

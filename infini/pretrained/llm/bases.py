@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from infini.errors import InputError, first_line
+from infini.errors import InputError, did_you_mean, first_line
 from infini.pretrained.base_names import ALLOWED, PACKAGE, SMOLLM2, local_path
 from infini.pretrained.llm.modeling import heads_of
 from infini.system.network import reachable
@@ -128,7 +128,7 @@ class Base:
                 raise InputError(f"{self.where}: its {what} cannot be read ({first_line(error)})") from error
             raise InputError(
                 f"{self.where}: its {what} cannot be downloaded from the Hugging Face hub ({type(error).__name__}); "
-                f"connect to a network, or name {ALLOWED}"
+                f"connect to a network, or name {ALLOWED}{did_you_mean(self.name, [SMOLLM2])}"
             ) from error
 
 

@@ -45,6 +45,8 @@ def test_what_nobody_sets_is_what_the_options_of_the_model_say() -> None:
 def test_no_network_is_one_line() -> None:
     with pytest.raises(InputError, match="^model.base='nobody/nothing': its configuration cannot be downloaded from"):
         _ = Base("nobody/nothing").config
+    with pytest.raises(InputError, match="or smollm2; did you mean 'smollm2'\\?$"):
+        _ = Base("smollm").config
 
 
 def test_smollm2_is_found_or_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
