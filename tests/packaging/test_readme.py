@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -358,11 +359,14 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
         line for line in read_table("llm_passkey_laptop.md") if ", input gate, " in line and "| published |" in line
     )
     # The claim is about 32K to 1M tokens, and not all keys of the longest texts are found.
-    of_128, *seeds = llm.split("|")[8].split()
-    of_512, of_1m = (llm.split("|")[column].split()[0] for column in (10, 11))
-    found = [cell.replace("°", "").replace("*", "").split("/") for cell in (of_128, of_512, of_1m)]
-    assert said[3] == [*found[0], "5", "512", *found[1], "1", *found[2], "1"]
-    assert "an input gate (ours)" in lines[3] and ("one seed" in lines[3]) == (seeds == ["(1)"])
+    columns = (8, 10, 11)
+    seeds = llm.split("|")[8].split()[1:]
+    tokens = [llm.split("|")[column].split()[0].replace("°", "").replace("*", "").split("/") for column in columns]
+    counts = keys_of_rows()["linear_input_gate"]
+    whole = [str(count) for length in (2**17, 2**19, 2**20) for count in counts[length]]
+    assert said[3] == [*itertools.chain(*tokens), *whole]
+    assert lines[3].split("|")[1].startswith(" Passkey in 128K; 512K; 1M tokens:")
+    assert "an input gate (Linear, ours)" in lines[3] and ("one seed" in lines[3]) == (seeds == ["(1)"])
     for index, column in ((4, 2), (5, 4)):
         ours = [
             row_of("tables/table2_lm_laptop.md", name)
@@ -371,7 +375,7 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
         assert said[index] == [row.split("|")[column + 1].split()[0] for row in ours]
         assert paper[index] == [row.split("|")[column].strip() for row in ours]
     paper_llm = row_of("tables/llm_passkey_laptop.md", TUNED_LLM, "paper")
-    assert "/".join(paper[3]) == paper_llm.split("|")[8].strip()
+    assert paper[3] == [each for column in columns for each in paper_llm.split("|")[column].strip().split("/")]
     table4 = "tables/table4_booksum_laptop.md"
     for index, name in enumerate(("Infini-Transformers (Linear)", "PRIMERA + Unlimiformer")):
         assert f" {said[6][index]} ±" in row_of(table4, name, "published")
@@ -544,33 +548,32 @@ def test_the_perplexities_in_segments_of_128_are_those_of_their_table() -> None:
         row_of("tables/table2_segments_of_128_laptop.md", name).split("|")[2].split()[0] for name in names
     )
     text = " ".join(README.split())
+    assert f"Linear has {linear}, local attention {local} (not significant) and Transformer-XL, which sees the" in text
+    assert f"previous segment, {cache}, significantly ahead of Linear (three seeds" in text
+    page = " ".join((ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8").split())
     effects = [line for line in read_table("table2_segments_of_128_laptop.md") if line.startswith("| Linear | +")]
     p_of_gain = effects[0].split("|")[7].strip()
-    said = f"Linear has {linear} and local attention {local} (three seeds; p = {p_of_gain} among all comparisons"
-    assert said in text
-    others = ("Memorizing Transformers", "RMT")
-    memorizing, rmt = (
-        row_of("tables/table2_segments_of_128_laptop.md", name).split("|")[2].split()[0] for name in others
-    )
-    assert f"Memorizing Transformers have {memorizing} and RMT {rmt}, not significantly apart from it" in text
+    assert float(p_of_gain) > 0.05 and f"p = {p_of_gain} among the 11 comparisons of the table" in page
+    means = [
+        row_of("tables/table2_segments_of_128_laptop.md", name).split("|")[2].removesuffix(" (3) ").strip()
+        for name in (*reversed(names[:2]), "Transformer-XL", "Memorizing Transformers", "RMT")
+    ]
+    assert f"local attention {means[0]}, Linear {means[1]}: " in page
+    assert f"Transformer-XL {means[2]}, Memorizing Transformers {means[3]} (" in page and f"RMT {means[4]}, " in page
     behind = "- Transformer-XL, Arxiv-math published "
     (line,) = (line for line in read_table("table2_segments_of_128_laptop.md") if line.startswith(behind))
     (run,) = re.findall(r"\[`([\w-]+-s1-\w+)`\]", line)
     first = json.loads((ROOT / "results" / "runs" / f"{run}.json").read_text(encoding="utf-8"))["results"]["perplexity"]
-    said = (
-        f"Transformer-XL, which sees the previous segment, has {cache}, significantly ahead of Linear (p = 0.043 among"
-    )
-    assert said in text
-    assert f"in seed 1 Transformer-XL has {first['value']:.2f}, and {both} with the memory added" in text
+    assert f"Transformer-XL {first['value']:.2f}, with the memory added {both} (" in page
 
 
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
     text = " ".join(README.split())
     names = ("SmolLM2, segments of 512", "Segments of 512 and memory (Linear), untrained")
     segments, memory = (row_of("tables/llm_continual_laptop.md", name).split("|")[2].strip() for name in names)
-    assert f"{memory} with a memory and {segments} without" in text
+    assert f"Untrained, the books have {memory} with a memory and {segments} without" in text
     llm_results = (ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8")
-    said = f"in segments of 512, the perplexity of SmolLM2 is {memory} with the memory and {segments} without"
+    said = f"in segments of 512, the perplexity of SmolLM2 is {memory} with the memory (Linear) and {segments} without"
     assert said in " ".join(llm_results.split())
     page = llm_results.splitlines()
     first = next(number for number, line in enumerate(page) if line.startswith("| SmolLM2, perplexity of"))
@@ -722,12 +725,14 @@ def test_the_prompts_of_the_papers_order_are_those_of_its_run(row: str) -> None:
         1.0
     }
     page = " ".join((ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8").split())
-    assert f"none in an earlier segment (0 of {needed} prompts with either rule, at 1K to 32K" in README
+    assert re.search(
+        rf"^\| In the paper's order, .*, each of the two rules \| 1K to 32K \| 0 / {needed} \|$", README, re.M
+    )
     assert f"none of {needed} with either rule, at 1K to 32K, and all of {others} in the question's segment" in page
 
 
-def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
-    """Keys in an earlier segment than the question, by tokens of the text, of all runs of each row together."""
+def keys_of_rows() -> dict[str, dict[int, tuple[int, int]]]:
+    """Row -> tokens of the text -> keys found and asked, of those in an earlier segment than the question."""
     report = load_report(compose(["report=llm_passkey"]).report)
     assert isinstance(report, PasskeyReport)
     counts: dict[str, dict[int, tuple[int, int]]] = {}
@@ -737,6 +742,17 @@ def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
             at = [cell for cell in cells if cell["length"] == length]
             found = sum(round(cell["exact_match"] * cell["examples"]) for cell in at)
             counts.setdefault(name, {})[length] = found, sum(cell["examples"] for cell in at)
+    return counts
+
+
+def summed(counts: Iterable[tuple[int, int]]) -> str:
+    """Keys found and asked, as the README has them."""
+    return " / ".join(str(sum(each)) for each in zip(*counts, strict=True))
+
+
+def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
+    """Of all runs of each row together; the page has every row, the README some."""
+    report, counts = load_report(compose(["report=llm_passkey"]).report), keys_of_rows()
     rows = [
         f"| {report.short_titles[name]} | "
         + " | ".join(f"{found} / {asked}" if asked else "—" for found, asked in by_length.values())
@@ -746,14 +762,26 @@ def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
     page = (ROOT / "docs" / "explanation" / "llm_results.md").read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(page) if line.startswith("| keys found / asked"))
     assert page[first + 2 : page.index("", first)] == rows
-    gated = counts["linear_input_gate"]
-    up_to_32k = [sum(each) for each in zip(*(of for n, of in gated.items() if n <= 2**15), strict=True)]
-    emptied = [sum(each) for each in zip(*counts["linear_input_gate_reset"].values(), strict=True)]
-    assert up_to_32k[0] == up_to_32k[1] and emptied[0] == 0
-    found, asked = gated[2**17]
-    said = f"Linear answers all of {up_to_32k[1]} such prompts at 1K to 32K (60 keys, two seeds)"
-    longer = f"and {found} of {asked} at 128K (one seed)"
-    delta = [sum(each) for each in zip(*counts["delta_input_gate"].values(), strict=True)]
-    assert delta[0] == delta[1]
-    other = f"Linear + Delta all of {delta[1]} at 1K to 32K (one seed)"
-    assert f"{said} {longer}, {other}, and Linear with the memory emptied none of {emptied[1]} (" in README
+    # The page says of each row how it is made.
+    first = next(number for number, line in enumerate(page) if line.startswith("| row | key | trained"))
+    keys = [line.split("|")[2] for line in page[first + 2 : page.index("", first)]]
+    assert [key for cell in keys for key in re.findall(r"`(\w+)`", cell)] == list(counts)
+    gated, books = counts["linear_input_gate"], counts["delta_input_gate_books"]
+    up_to_32k = summed(count for length, count in gated.items() if length <= 2**15)
+    (needles,) = (
+        [
+            (float(share) * int(asked) / 100, int(asked))
+            for share, asked in re.findall(r"\| ([\d.]+) \[[^]]*\], (\d+)", line)
+        ]
+        for line in read_table("long_context_laptop.md")
+        if line.startswith("| Segments of 128 and memory (Linear + Delta) with an input gate, ")
+        and re.search(r"\], \d", line)
+    )
+    for said in (
+        f", Linear: two seeds; one seed | 1K to 32K; 128K | {up_to_32k}; {summed([gated[2**17]])} |",
+        f"| That model with the memory emptied | 1K to 8K | {summed(counts['linear_input_gate_reset'].values())} |",
+        f"| The same recipe, Linear + Delta | 1K to 32K | {summed(counts['delta_input_gate'].values())} |",
+        f"not trained | 1K to 8K | {summed((round(found), asked) for found, asked in needles[:4])} |",
+        f"| 1K; 2K to 8K | {summed([books[2**10]])}; {summed(books[2**n] for n in (11, 12, 13))} |",
+    ):
+        assert said in README
