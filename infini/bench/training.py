@@ -63,6 +63,8 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
     models = {name: setting.language_model(name) for name in cfg.suite.models}
     for model in models.values():
         model.checkpoint_activations = again
+        # A base is loaded in evaluation mode, in which it never computes activations again.
+        model.train()
     seconds: dict[str, list[float]] = {name: [] for name in models}
     memory: dict[str, int | None] = {}
     rounds = cfg.suite.repeats + 2

@@ -189,7 +189,8 @@ class ScaleConfig:
     )
     eval_max_tokens: int | None = setting("Tokens to evaluate per document; null: all.", evaluation=True)
     eval_segments_per_call: int = setting(
-        "Segments per call of the streamed evaluation; changes memory use and speed, not the result.",
+        "Segments per call of the streamed evaluation; changes memory use and speed, not the result. A call of a "
+        "pretrained language model reads at most 2,048 tokens of a document, or one segment.",
         evaluation=True,
     )
     knockouts: bool = setting(

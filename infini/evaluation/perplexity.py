@@ -13,11 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from infini.config.schema import Config
 from infini.nn.host import to_device
 from infini.nn.ops.cross_entropy import token_nll
 from infini.nn.state import State, is_memory, leaves, map_state, select_rows
 
 LOSS_CHUNK = 2048
+TOKENS_OF_A_BASE = 2048
+"""Most tokens of a row in a call of a pretrained model, if its segments are not longer: activations of a call with 16
+documents then take 1 GB for SmolLM2-135M and 3 GB for a model of 0.6 billion, in float32."""
 MAX_BYTES_PER_WORD = 100
 """Average bytes per word above which white space is assumed to separate sentences, as in Chinese, so that there is no
 word perplexity. Languages that separate words have 5 to 30."""
@@ -152,6 +156,14 @@ class _Rows:
 
     def result(self) -> Streamed:
         return Streamed(self.by_position.result(), self.by_place.result())
+
+
+def tokens_of_a_call(cfg: Config) -> int:
+    """Tokens of a row that stream_documents reads in one call: scale.eval_segments_per_call segments; of a pretrained
+    model at most TOKENS_OF_A_BASE, or one segment. Losses do not depend on it."""
+    N = cfg.dims.segment_length
+    tokens = cfg.scale.eval_segments_per_call * N
+    return min(tokens, max(N, TOKENS_OF_A_BASE)) if "base" in cfg.model else tokens
 
 
 @torch.inference_mode()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from infini.nn.host import on_each_device, to_device
@@ -135,6 +136,18 @@ def place_rows(tree: Tree, rows_B: Tensor, part: Tree) -> Tree:
     return map_state(lambda leaf, new: leaf.index_copy(0, rows(leaf.device), new.to(leaf.dtype)), tree, part)
 
 
+def join_rows(*parts_B: Tensor) -> Tensor:
+    """The rows of a leaf of several states, one part below the other.
+
+    Keys and values of everything that was read [B, G, C, K] have the columns C of their longest row, its last token at
+    the end: other parts get zeros before theirs.
+    """
+    columns = [part.shape[2] if part.dim() == 4 else 0 for part in parts_B]
+    if len(set(columns)) > 1:
+        parts_B = tuple(F.pad(part, (0, 0, max(columns) - n, 0)) for part, n in zip(parts_B, columns, strict=True))
+    return torch.cat(parts_B)
+
+
 def reset_rows(tree: Tree, rows_B: Tensor) -> Tree:
     """The tree with all leaves set to 0, their initial value, in the rows for which rows_B (bool) is true.
 
@@ -182,12 +195,13 @@ def state_bytes(tree: Any) -> int:
 def difference(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], first: int = 0) -> str:
     """The first leaf whose sizes are not those of mine, from dimension `first` on; empty where there is none.
 
-    Both map paths of leaves to leaves.
+    Both map paths of leaves to leaves. A size of 0 in mine, a fresh state, grows with what is read, and fits any.
     """
     for path in [*mine, *given]:
-        sizes = [list(of[path].shape[first:]) if path in of else "missing" for of in (given, mine)]
-        if sizes[0] != sizes[1]:
-            return f"{path} is {sizes[0]}, here {sizes[1]}"
+        there, here = (list(of[path].shape[first:]) if path in of else "missing" for of in (given, mine))
+        # A missing leaf fits none: its letters are no sizes.
+        if len(there) != len(here) or any(size not in (0, n) for n, size in zip(there, here, strict=True)):
+            return f"{path} is {there}, here {here}"
     return ""
 
 

@@ -14,10 +14,12 @@ from infini.records import write_atomically
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
     """Write tensors and metadata to a file, and replace an existing one.
 
-    tensors: contiguous, on the CPU, without shared memory. about: metadata. Raises OSError if writing fails.
+    tensors: contiguous, on the CPU. about: metadata. Raises OSError if writing fails.
     """
     from safetensors.torch import save
 
+    # safetensors refuses tensors that share memory, as the leaves of a state may.
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     write_atomically(path, save(tensors, metadata={**about, "sha256": _digest(tensors)}))
 
 

@@ -191,6 +191,11 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
     if (base := base_of(cfg.model)) is not None:
         trained = folder is not None or injected(base.name).get("training")
         record.environment["base"] = base.describe() | {"memory": "trained" if trained else "untrained"}
+        if folder is None:
+            # Other weights may be saved under the same name before an evaluation is resumed.
+            from infini.evaluation.decoding import fingerprint
+
+            record.environment["base"]["weights"] = fingerprint(model)
     started = time.perf_counter()
     from infini.nn.protocols import optional
 

@@ -28,6 +28,7 @@ from infini import records
 from infini.config.compose import config_hash
 from infini.config.schema import Config, key_of
 from infini.errors import DivergedError, InputError, first_line, one_of, too_large
+from infini.evaluation.decoding import fingerprint
 from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.pretrained.seq2seq import Seq2Seq
@@ -153,6 +154,9 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             raise InputError(f"recipe.curriculum={cfg.recipe.curriculum}: {error}") from error
     model.resize_segments(cfg.dims.segment_length)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
+    # transformers loads a base in evaluation mode, in which it never computes activations again. Trainers leave modes
+    # as they are.
+    model.train()
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
         model.check_target("task.summary_tokens", summary_tokens)
     if cfg.init_from is None and cfg.recipe.name.endswith("_finetune") and "base" not in cfg.model:
@@ -160,7 +164,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             console,
             f"recipe={cfg.recipe.name} is made for a trained model, and init_from is not set: training from scratch",
         )
-    start = None if cfg.init_from is None else _start_from(cfg, model, data.tokenizer.hash)
+    start = None if cfg.init_from is None else _start_from(cfg, overrides, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
     if start is not None:
         record.environment["started_from"] = start["run_id"]
@@ -193,7 +197,12 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
         raise InputError(f"parallel.sequence={ranks.sequence}: {error}") from error
     # The corpus and the weights that the training begins with are part of the name: a training never resumes with other
     # books or another vocabulary, or where another model led.
-    named = [config_hash(cfg), data.identity, *([] if start is None else [str(start["weights_sha256"])[:8]])]
+    named = [config_hash(cfg), data.identity]
+    if start is not None:
+        named.append(str(start["weights_sha256"])[:8])
+    elif "base" in cfg.model:
+        # Other weights may have been saved under the base's name.
+        named.append(fingerprint(model)[:8])
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / "-".join(named))
     return _Training(cfg, module, data, device, ranks, unfinished, record, about, console)
 
@@ -409,7 +418,7 @@ def _say_what_has_no_effect(cfg: Config, overrides: list[str], model: Any, conso
             warn(console, f"{key}={value}: has no effect with {other}")
 
 
-def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> dict[str, Any]:
+def _start_from(cfg: Config, overrides: Sequence[str], model: torch.nn.Module, tokenizer_hash: str) -> dict[str, Any]:
     """Fill the model with the weights that cfg.init_from names -> their description."""
     assert cfg.init_from is not None
     folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
@@ -419,8 +428,36 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> dic
             f"init_from={cfg.init_from!r}: was trained with another tokenizer; use the texts, scale.tokenizer and "
             "scale.vocab_size of that run, or choose another run"
         )
+    _check_start(cfg, overrides, description)
     load_weights(model, folder, description, "init_from")
     return description
+
+
+def _check_start(cfg: Config, overrides: Sequence[str], description: dict[str, Any]) -> None:
+    """Raises InputError where a pretrained model was trained with other options of its memory than it is to have now,
+    unless the command line names the option."""
+    if "base" not in cfg.model or "base" not in description["model"]:
+        return
+    now, before = (
+        {**model, "segment_length": dims["segment_length"]}
+        for model, dims in ((cfg.model, asdict(cfg.dims)), (description["model"], description["dims"]))
+    )
+    kinds = {now["memory"], before["memory"]}
+    names = ["memory"]
+    if "full" not in kinds:
+        names += ["window", "sinks", "layers", "segment_length"]
+    if kinds == {"infini"}:
+        names += ["update_rule", "memory_decay", "input_gate"]
+    for name in names:
+        key = f"{'dims' if name == 'segment_length' else 'model'}.{name}"
+        # Older checkpoints lack newer options.
+        was, value = before.get(name), now[name]
+        if was != value and key not in map(key_of, overrides):
+            was, value = ("null" if each is None else each for each in (was, value))
+            raise InputError(
+                f"init_from={cfg.init_from!r}: was trained with {key}={was}, this training has {value}; add "
+                f"{key}={was}, or {key}={value} to change it"
+            )
 
 
 def _place(cfg: Config, device: torch.device, ranks: Ranks = SINGLE_RANK) -> dict[str, Any]:

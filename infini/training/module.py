@@ -21,7 +21,7 @@ from infini.nn.ops.cross_entropy import IGNORE, count_most_likely, summed_cross_
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.protocols import ModelOutput, optional, recorded
 from infini.nn.sequence_parallel import SequenceParallel
-from infini.nn.state import State, detach, map_state, select_rows, stored_leaves
+from infini.nn.state import State, detach, join_rows, map_state, select_rows, stored_leaves
 from infini.training.activation_checkpointing import cut, grouped
 from infini.training.additions import length_extension, long_history
 from infini.training.additions.sparse_writes import penalty
@@ -454,7 +454,7 @@ def _rows_of(state: State | None, first: int, last: int) -> State | None:
 
 def _joined(states: list[State]) -> State:
     """The state of all rows of the parts of a batch."""
-    return states[0] if len(states) == 1 else map_state(lambda *leaves: torch.cat(leaves), *states)
+    return states[0] if len(states) == 1 else map_state(join_rows, *states)
 
 
 def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | None:

@@ -25,6 +25,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 
 from infini.config.schema import ParallelConfig
 from infini.errors import InputError, require
+from infini.nn.state import join_rows
 from infini.records import SOURCE_ROOT
 from infini.system.process import children_ignore_sigterm
 from infini.training.launcher import LAUNCHED, PLACE, place_of
@@ -108,7 +109,7 @@ class Ranks:
         dist.gather_object({name: tensor.cpu() for name, tensor in rows.items()}, found)
         if found is None:
             return rows
-        return {name: torch.cat([part[name] for part in found[:: self.sequence]]) for name in rows}
+        return {name: join_rows(*(part[name] for part in found[:: self.sequence])) for name in rows}
 
     def agreed(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""

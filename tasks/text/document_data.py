@@ -11,7 +11,14 @@ from torch.utils.data import DataLoader
 
 from infini.config.compose import cache_folder
 from infini.errors import require
-from infini.evaluation.perplexity import DocumentSubset, Streamed, metrics, stream_documents, stream_in_batches
+from infini.evaluation.perplexity import (
+    DocumentSubset,
+    Streamed,
+    metrics,
+    stream_documents,
+    stream_in_batches,
+    tokens_of_a_call,
+)
 from infini.system.devices import autocast
 from infini.system.progress import progress_bar
 from infini.tasks.text.data_module import ResumableDataModule
@@ -92,7 +99,7 @@ class DocumentDataModule(ResumableDataModule):
                     model,
                     documents,
                     self.tokenizer.bos_id,
-                    tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
+                    tokens_per_call=tokens_of_a_call(cfg),
                     max_tokens=self.validation_tokens,
                     edges=edges,
                     segment_length=cfg.dims.segment_length,

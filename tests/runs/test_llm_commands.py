@@ -22,11 +22,14 @@ from safetensors.torch import load_file, save_file
 from tiny_llms import prompt, write_tiny_base
 from tiny_runs import SUMMARIES, write_corpus
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from infini.cli import main as cli
 from infini.config.compose import compose
+from infini.evaluation import perplexity
 from infini.models.llm import base_model
 from infini.pretrained.llm import bases, inject, model_card
+from infini.pretrained.llm.language_model import PretrainedLM
 from infini.report.load import load_report
 from infini.runs.common import with_base
 from infini.system.paths import SCRATCH_PREFIX
@@ -155,6 +158,47 @@ def test_generate(llm: Llm, tmp_path: Path) -> None:
     assert said.startswith(f"load_state='{state}': its model is ")
 
 
+@pytest.mark.parametrize(
+    ("read", "options"),
+    [(N - 1, ""), (N, ""), (2 * N, ""), (N, "model.memory=full"), (N + 1, "model.layers=[1]")],
+    ids=["within_a_segment", "one_segment", "two_segments", "its_own_cache", "one_layer"],
+)
+def test_a_saved_state_continues_wherever_its_text_ends(llm: Llm, tmp_path: Path, read: int, options: str) -> None:
+    """At a segment's end two leaves of the state are one tensor, and keys and values of all tokens have no fixed size:
+    either ended in a traceback or was refused."""
+    more = [options] * bool(options)
+    drawn = [*more, "decoding.max_new_tokens=6", "decoding.temperature=0"]
+    whole = llm("generate", f"prompt={'a' * read} story", *drawn)
+    state = tmp_path / "state"
+    llm("generate", f"prompt={'a' * read}", f"save_state={state}", "decoding.max_new_tokens=0", *more)
+    assert llm("generate", "prompt= story", f"load_state={state}", *drawn) == whole
+
+
+def test_an_evaluation_reads_a_few_segments_at_once(llm: Llm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 segments of 2,048 tokens of 16 documents took the memory of any machine."""
+    assert perplexity.tokens_of_a_call(compose(["model=llm", "dims.segment_length=512"])) == 2048
+    assert perplexity.tokens_of_a_call(compose(["model=llm", "dims.segment_length=4096"])) == 4096
+    assert perplexity.tokens_of_a_call(compose(["model=infini_linear", "dims.segment_length=2048"])) == 64 * 2048
+    read: list[int] = []
+    read_rows = PretrainedLM._read_rows
+
+    def watched(self: Any, ids_BW: torch.Tensor, *args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            read.append(ids_BW.shape[1])
+        return read_rows(self, ids_BW, *args)
+
+    monkeypatch.setattr(PretrainedLM, "_read_rows", watched)
+    llm("eval", *SHORT)
+    whole = max(read)
+    monkeypatch.setattr(perplexity, "TOKENS_OF_A_BASE", 2 * N)
+    read.clear()
+    llm("eval", *SHORT)
+    llm("train", "optimizer=adamw", "recipe.steps=1", "recipe.warmup_steps=0")
+    assert whole == 64 and max(read) == 2 * N
+    first, second = perplexities(llm)
+    assert second == pytest.approx(first, rel=1e-6)
+
+
 def test_summarize(llm: Llm, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("It was a dark and stormy night. " * 20)
@@ -229,6 +273,92 @@ def test_a_training_resumes_exactly(llm: Llm, mixture: bool, monkeypatch: pytest
     (resumed,) = llm.infini.records("train")
     assert resumed.cost["resumed"] and resumed.series["loss_curve"] == whole.series["loss_curve"]
     assert all(torch.equal(weight, weights[name]) for name, weight in llm.infini.weights(resumed).items())
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed_again"])
+def test_a_training_computes_activations_again_if_asked(llm: Llm, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers loads a base in evaluation mode, in which it never does."""
+    calls: list[bool] = []
+    forward = LlamaMLP.forward
+
+    def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            calls.append(self.training)
+        return forward(self, x)
+
+    monkeypatch.setattr(LlamaMLP, "forward", counted)
+    words = ["optimizer=adamw", "recipe.steps=1", "recipe.warmup_steps=0"]
+    llm("train", *words, f"recipe.checkpoint_activations={str(again).lower()}")
+    assert all(calls) and len(calls) == 2 * (1 + again)
+
+
+@pytest.mark.parametrize("options", ["model.memory=full", "model.layers=[1]"])
+def test_a_step_in_parts_has_documents_that_end_at_other_places(llm: Llm, tmp_path: Path, options: str) -> None:
+    """Keys and values of all tokens have the columns of the longest row of their part."""
+    for name, n in (("short", 8), ("longer", 50), ("longest", 90)):
+        for split in ("train", "validation"):
+            (tmp_path / "corpus" / split).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "corpus" / split / f"{name}.txt").write_text("a word " * n, encoding="utf-8")
+    words = [options, "optimizer=adamw", "recipe.steps=8", "recipe.batch_size=2", "recipe.segments_per_sequence=2"]
+    for parts in (1, 2):
+        llm("train", *words, f"parallel.accumulate={parts}", f"task.data_dir={tmp_path / 'corpus'}")
+    curves = [run.series["loss_curve"] for run in llm.infini.records("train")]
+    assert [loss for _, loss in curves[1]] == pytest.approx([loss for _, loss in curves[0]], rel=1e-5)
+
+
+def test_a_training_goes_on_with_the_memory_that_was_trained(llm: Llm) -> None:
+    """Where the command names no options of the memory, those of a preset took the place of the trained ones."""
+    words = ["optimizer=adamw", "recipe.steps=1", "recipe.warmup_steps=0"]
+    llm("train", *words, "model.update_rule=linear", "model.window=previous")
+    (first,) = llm.infini.records("train")
+    start = f"init_from={first.run_id}"
+    said = llm.error("train", *words, start, "model.window=previous")
+    assert said == (
+        f"init_from='{first.run_id}': was trained with model.update_rule=linear, this training has delta; add "
+        "model.update_rule=linear, or model.update_rule=delta to change it"
+    )
+    assert "model.window=previous, this training has segment" in llm.error("train", *words, start)
+    llm("train", *words, start, "model.window=previous", "model.update_rule=delta")
+    llm("train", *words, start, "model.window=previous", "model.update_rule=linear")
+    rules = [run.config["model"]["update_rule"] for run in llm.infini.records("train")]
+    assert rules == ["linear", "delta", "linear"]
+
+
+def with_other_weights(base: Path) -> None:
+    weights = load_file(base / "model.safetensors")
+    save_file({name: weight + 0.1 * (weight.dim() > 1) for name, weight in weights.items()}, base / "model.safetensors")
+
+
+def test_answers_of_other_weights_of_a_name_are_not_resumed(llm: Llm, tmp_path: Path) -> None:
+    """Half of an evaluation, then other weights under the same name: the record had answers of both."""
+    llm.base = shutil.copytree(llm.base, tmp_path / "base")
+    words = [*SHORT, "task.data_dir=" + str(write_corpus(tmp_path / "corpus"))]
+    llm("eval", *words, "part=1/2")
+    with_other_weights(llm.base)
+    llm("eval", *words)
+    (run,) = llm.infini.records("eval")
+    assert not run.cost["resumed"]
+
+
+def test_a_training_does_not_resume_with_other_weights_of_a_name(
+    llm: Llm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm.base = shutil.copytree(llm.base, tmp_path / "base")
+    words = ["optimizer=adamw", "recipe.steps=4", "recipe.save_every=2"]
+    step = LanguageModelModule.training_step
+
+    def stop_at_third(self: Any, *args: Any) -> Any:
+        if self.global_step == 3:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModelModule, "training_step", stop_at_third)
+        llm.infini("train", *llm._words((*words,)), code=130)
+    with_other_weights(llm.base)
+    llm("train", *words)
+    (trained,) = llm.infini.records("train")
+    assert not trained.cost["resumed"]
 
 
 # Folders that were injected before.

@@ -65,6 +65,18 @@ class Base:
             raise InputError(f"{self.where}: its tokenizer has no fast version (tokenizer.json), which is needed")
         return found
 
+    @cached_property
+    def n_tokens(self) -> int:
+        """One more than the largest id that text, its beginning and end, or the chat template can have. Some tokenizers
+        have a special token beyond the embedding, as those of Gemma 3 for images."""
+        tokenizer, ends = self.tokenizer, (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+        unused = {
+            number
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special and number not in ends and token.content not in str(tokenizer.chat_template)
+        }
+        return 1 + max(set(tokenizer.get_vocab().values()) - unused)
+
     def backend_tokenizer(self) -> Any:
         """A copy of the `tokenizers.Tokenizer` inside."""
         return copy.deepcopy(self.tokenizer.backend_tokenizer)
@@ -124,10 +136,11 @@ class Base:
             if isinstance(error, ImportError) and "gguf" in str(error):
                 raise InputError(f"{self.where}: a GGUF file needs the package gguf: pip install gguf") from error
             place, options = self.place
-            if "gguf_file" in options or Path(place).is_dir():
+            # What cannot be downloaded is an OSError; all else was read, and is wrong.
+            if not isinstance(error, OSError) or "gguf_file" in options or Path(place).is_dir():
                 raise InputError(f"{self.where}: its {what} cannot be read ({first_line(error)})") from error
             raise InputError(
-                f"{self.where}: its {what} cannot be downloaded from the Hugging Face hub ({type(error).__name__}); "
+                f"{self.where}: its {what} cannot be downloaded from the Hugging Face hub ({first_line(error)}); "
                 f"connect to a network, or name {ALLOWED}{did_you_mean(self.name, [SMOLLM2])}"
             ) from error
 

@@ -507,7 +507,7 @@ class InfiniCache(Cache):
         for i, layer in self.memory_layers.items():
             assert layer.state is not None
             # Clones: at a boundary `memory` and `pending` are one tensor, which a file cannot hold twice.
-            tensors |= {name: leaf.clone() for name, leaf in stored_leaves(layer.state, f"{i}.").items()}
+            tensors |= stored_leaves(layer.state, f"{i}.")
         about = {
             "format": FORMAT,
             "model": json.dumps(self._described()),

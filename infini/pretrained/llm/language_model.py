@@ -193,13 +193,11 @@ class PretrainedLM(nn.Module):
         return len(self.settings.layers) * self.settings.depth * self._n_kv_heads * head
 
     def window_floats(self, n_segments: int) -> int | None:
-        """Numbers per row in the keys and values of the segments before the last, which the base keeps (memory=full);
-        None for a base with layers that do not keep all of them."""
-        if self.memory != "full":
-            return 0
-        kinds = layer_types(self.llm.config)
-        each = 2 * self._d_key * self._n_kv_heads * len(kinds)
-        return each * self.segment_length * (n_segments - 1) if set(kinds) == {"full_attention"} else None
+        """Numbers per row in the keys and values of the segments before the last, which layers without a memory keep
+        (all layers with memory=full); None where such layers do not keep all of them."""
+        kinds = {layer_types(self.llm.config)[i] for i in self._stock}
+        each = 2 * self._d_key * self._n_kv_heads * len(self._stock)
+        return each * self.segment_length * (n_segments - 1) if kinds <= {"full_attention"} else None
 
     def receptive_field(self, n_segments: int) -> int:
         """Tokens that can change the last segment's output, counted back from its end."""

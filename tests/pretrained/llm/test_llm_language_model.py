@@ -12,20 +12,23 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
+import transformers
 from helpers import assert_close, assert_same_state
 from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm, write_tiny_base
 
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.evaluation.dilution import half_dilution
-from infini.models.llm import LLMConfig
+from infini.models.llm import LLMConfig, base_model
+from infini.models.llm import build as build_llm
 from infini.nn.ops import memory as ops
 from infini.nn.ops.reference import sigma
 from infini.nn.protocols import recorded
 from infini.nn.state import leaves, select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
-from infini.pretrained.llm.language_model import USUAL, PretrainedLM, build
+from infini.pretrained.llm.language_model import USUAL, KeyValues, PretrainedLM, build
+from infini.tasks.text.documents import TextTokenizer
 from infini.training.additions.length_extension import extended_in_two_calls
 from infini.training.additions.sparse_writes import penalty
 from infini.training.module import LanguageModelModule
@@ -47,6 +50,37 @@ def test_no_network_is_one_line() -> None:
         _ = Base("nobody/nothing").config
     with pytest.raises(InputError, match="or smollm2; did you mean 'smollm2'\\?$"):
         _ = Base("smollm").config
+
+
+def test_only_what_cannot_be_downloaded_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is in the hub's cache, and of a kind that transformers does not know, asked for a network."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise ValueError("its model_type is foo")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", refuse)
+    said = r"^model.base='nobody/nothing': its configuration cannot be read \(its model_type is foo\)$"
+    with pytest.raises(InputError, match=said):
+        _ = Base("nobody/nothing").config
+
+
+def test_special_tokens_that_no_text_has_need_no_embedding(tmp_path: Path) -> None:
+    """The tokenizers of Gemma 3 have one for images beyond the embedding."""
+    folder = write_tiny_base(tmp_path / "base")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows, options = transformers.AutoConfig.from_pretrained(folder).vocab_size, LLMConfig(base=str(folder))
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<image_{n}>" for n in range(rows)]})
+    tokenizer.save_pretrained(folder)
+    assert len(tokenizer) > rows
+    sizes = compose(["model=llm"]).dims
+    assert len(build_llm(options, sizes, len(tokenizer)).output_weight) == rows
+    text = TextTokenizer(Base(str(folder)).backend_tokenizer())
+    assert max(text.encode("an <image_0> and <image_9>")) < rows
+    tokenizer.chat_template = "<image_7>{{ messages }}"
+    tokenizer.save_pretrained(folder)
+    base_model.cache_clear()
+    with pytest.raises(InputError, match=f"its tokenizer has .* tokens, its embedding {rows}$"):
+        build_llm(options, sizes, len(tokenizer))
 
 
 def test_smollm2_is_found_or_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,6 +139,16 @@ def stock_model(name: str, layers: list[int] | None) -> PretrainedLM:
     return (
         PretrainedLM(tiny_base(name), 8, "full") if layers is None else PretrainedLM(tiny_llm(name, layers=layers), 8)
     )
+
+
+@pytest.mark.parametrize(("name", "layers"), [("llama", None), ("llama", [1]), ("llama", [0, 1]), ("gemma3", [1, 2])])
+def test_keys_and_values_of_layers_without_a_memory_are_counted(name: str, layers: list[int] | None) -> None:
+    """Such a layer keeps all that it read, unless it slides; records had 0 where other layers have a memory."""
+    model = stock_model(name, layers)
+    state = model(torch.ones(1, 3 * 8, dtype=torch.long)).state
+    held = sum(leaf.numel() for layer in state.layers if isinstance(layer, KeyValues) for leaf in layer)
+    assert model.window_floats(4) == (None if name == "gemma3" else held)
+    assert (held > 0) == (layers != [0, 1])
 
 
 @pytest.mark.parametrize(("name", "layers"), STOCK)
