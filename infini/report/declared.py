@@ -105,12 +105,13 @@ def find_mismatches(
     """Run id -> how its training differs from what the row declares; see RunReport.find_mismatches.
 
     trained_on: task of the trainings; None: the report's.
-    A run without a model has no training. Training on synthetic text is a mismatch unless the evaluation read synthetic
-    text too, which the title of the table says.
+    A run without a training has the options of its model alone. Training on synthetic text is a mismatch unless the
+    evaluation read synthetic text too, which the title of the table says.
     """
     scale = runs[0].scale
     wanted = expected(report, row, scale, declared_at(trained_on or report.task, scale))
-    found = {run.run_id: mismatches(_known_config(run, known), wanted) if run.parent else [] for run in runs}
+    untrained = {key: value for key, value in wanted.items() if key.startswith("model.")}
+    found = {run.run_id: mismatches(_known_config(run, known), wanted if run.parent else untrained) for run in runs}
     for run in runs:
         if known.learned_synthetic_text(run) and not run.synthetic:
             found[run.run_id].append("trained on made-up text")

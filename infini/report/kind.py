@@ -38,11 +38,11 @@ class OwnVerb:
 def usual_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of the options with which the model of a configuration is shipped: those of a row that does
     not set them. Options that the configuration, which may be older, lacks are left out. A pretrained model has only
-    the additions to its memory, and none if its base may have been injected with them."""
+    those of its attention, and none if its base may have been injected with them."""
     model, found = config.get("model", {}), {}
     shipped = _shipped_options(str(model.get("name")))
     if "base" in model:
-        shipped = {key: shipped[key] for key in _ADDITIONS if model["base"] == shipped["base"]}
+        shipped = {key: shipped[key] for key in _OF_ATTENTION if model["base"] == shipped["base"]}
     for key, value in shipped.items():
         reference = str(value)[2:-1] if str(value).startswith("${") else ""
         usual = value_at(config, reference) if reference else value
@@ -51,7 +51,7 @@ def usual_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_ADDITIONS = ("memory_decay", "input_gate")
+_OF_ATTENTION = ("gate_init", "window", "sinks", "layers", "memory_decay", "input_gate")
 
 
 @cache

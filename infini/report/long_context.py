@@ -73,6 +73,12 @@ class LongContextReport(RowMatchingReport):
         if learned != row.trained_on:
             found.append(f"it was trained on {learned or 'nothing'}, the row on {row.trained_on or 'nothing'}")
         found += differences(run.config, usual_options(run.config) | of_model | values_of(row.settings))
+        if training is not None and training.started_from is not None:
+            found.append(f"its training began with the weights of {training.started_from}")
+        if training is not None and not training.series.get("in_last_stage", True):
+            found.append("its training ended before the last stage of its recipe")
+        if known.learned_synthetic_text(run):
+            found.append("it was trained on made-up text")
         return found + differences(config, of_training, "the row's training")
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:

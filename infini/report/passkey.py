@@ -55,6 +55,13 @@ LOCAL_MARK = "*"
 FEWER_MARK = "\N{DEGREE SIGN}"
 STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
 """The paper's prompts: what a row learns and is asked where it does not say otherwise."""
+NEWER = {"fill": "blocks", "as_printed": False}
+"""The same, of options that older records lack."""
+
+
+def newer_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The usual values of the options of NEWER that a configuration has."""
+    return {key: value for key, value in NEWER.items() if key in config.get("task", {})}
 
 
 @dataclass(frozen=True)
@@ -183,7 +190,7 @@ class PasskeyReport(RowMatchingReport):
         found += differences(run.config, {"dims.segment_length": learned}, "its training")
         if trained and not trained.series.get("in_last_stage", True):
             found.append("its training ended before the last stage of its recipe")
-        questions = STANDARD | row.questions | {"knockout": row.knockout}
+        questions = STANDARD | newer_options(run.config) | row.questions | {"knockout": row.knockout}
         found += differences(run.config, {f"task.{key}": value for key, value in questions.items()})
         # Without the training's record it is unknown whether it learned these questions.
         if row.questions and trained is None:
@@ -217,7 +224,8 @@ class PasskeyReport(RowMatchingReport):
         if start not in self._starts_of(training, scale, known):
             found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
         of_task = training.get("task", {}).get("name") not in pretraining_tasks()
-        declared = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
+        prompts = STANDARD | newer_options(training) if of_task else {}
+        declared = {f"task.{key}": value for key, value in prompts.items()}
         return found + differences(training, declared | declared_options(row, training))
 
     def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
@@ -245,7 +253,8 @@ class PasskeyReport(RowMatchingReport):
         lengths = [format_length(length) for length in numbers]
 
         def label(source: str, runs: Sequence[RunRecord]) -> str:
-            return source + " (books: SYNTHETIC)" * any(map(sources[source].learned_synthetic_text, runs))
+            made_up = any(run.synthetic or sources[source].learned_synthetic_text(run) for run in runs)
+            return source + " (books: SYNTHETIC)" * made_up
 
         def cells(runs: Sequence[RunRecord], source: str) -> list[Cell]:
             return [_accuracy(self, runs, length, source) for length in numbers]
@@ -267,19 +276,22 @@ class PasskeyReport(RowMatchingReport):
         places = " / ".join(depths)
         table = Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))
         details = [Table(DETAILS, DETAIL_COLUMNS, tuple(behind))] * bool(behind)
-        marked_as_fewer = any(FEWER_MARK in cell.text for row in accuracy for cell in row.cells)
-        note = (
-            f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH_MEANS}; "
-            "means over the seeds of the row, or as many as the number in brackets says"
-            + f"; {FEWER_MARK}: fewer prompts a seed than other cells of the row have" * marked_as_fewer
-            + "."
-        )
+        # One note for each mark: the short form has those of the marks that it shows.
+        meanings = {
+            LOCAL_MARK: f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed.",
+            DASH: f"{DASH_MEANS}.",
+            "(": "(1): a mean over that many seeds; without a number over all of the row.",
+            FEWER_MARK: f"{FEWER_MARK}: fewer prompts a seed than other cells of the row have.",
+        }
+        shown = "".join(cell.text for row in accuracy for cell in row.cells)
+        notes = [note for mark, note in meanings.items() if mark in shown]
+        notes += ["Cells are means over the seeds of the row."] * ("(" not in shown)
 
         def read(selection: Selection) -> list[str]:
             tokenizers = distinct(run.data.get("tokenizer") for run in selection.all_runs)
             return [f"lengths are tokens of {tokenizers}"]
 
-        return self.with_provenance(scale, sources, [table], [note], read, others, details)
+        return self.with_provenance(scale, sources, [table], notes, read, others, details)
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates

@@ -383,6 +383,9 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
             selection.disputed[name] = str(error)
     if report.names_replaced:
         for run_id in rows.keys() - {run.run_id for run in selection.all_runs}:
+            if rows[run_id] in selection.disputed:
+                # The row's cells say so themselves.
+                continue
             selection.left_out[run_id] = f"another run fills the row {report.titles[rows[run_id]]!r}"
     return selection
 

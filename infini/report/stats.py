@@ -94,19 +94,23 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
     knocked, normal, tokens = f"nll_{knockout}", f"nll_{knockout}_base", f"{knockout}_tokens"
     pairs: list[Pair] = []
     used: list[RunRecord] = []
-    for seed_runs in by_seed(runs).values():
+    for seed, seed_runs in by_seed(runs).items():
+        measured: dict[str, list[dict[str, float]]] = {}
         for run in seed_runs:
-            measured = {
+            found = {
                 document: entry
                 for document, entry in documents_of(run).items()
                 if entry.get(knocked) is not None and entry.get(normal) is not None and entry.get(tokens)
             }
-            if measured:
+            if found:
                 used.append(run)
-            for document, entry in measured.items():
-                # Several runs of one seed have the weight of one run.
-                difference = (entry[knocked] - entry[normal]) / len(seed_runs)
-                pairs.append((difference, entry[tokens] / len(seed_runs), document, run.seed))
+            for document, entry in found.items():
+                measured.setdefault(document, []).append(entry)
+        for document, entries in measured.items():
+            # Several runs of one seed have the weight of one run.
+            for entry in entries:
+                difference = (entry[knocked] - entry[normal]) / len(entries)
+                pairs.append((difference, entry[tokens] / len(entries), document, seed))
     return _effect(pairs, used)
 
 

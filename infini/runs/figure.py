@@ -45,6 +45,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
     if not_drawn:
         return 2
     if not said:
+        if named and reports and not reports[0].figure_kinds:
+            name = cfg.report["name"]
+            raise InputError(f"report={name}: has no figures; its table is `infini table report={name}`")
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         how = f"bench suite={suites[0]}" if named and suites else f"reproduce {which}"
         raise InputError(

@@ -567,3 +567,9 @@ def test_options_of_a_pretrained_model_are_checked_before_it_is_read(
     out = [] if verb != "inject" or "out=" in line else ["out=new"]
     assert error(capfd, verb, base, *out, *words).startswith(said)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_report_without_figures_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    """The answer was to make runs, of which there were enough."""
+    said = "report=long_context: has no figures; its table is `infini table report=long_context`"
+    assert error(capfd, "figure", "report=long_context") == said

@@ -90,6 +90,11 @@ def test_two_runs_of_one_seed_count_as_one_run() -> None:
     once, twice = stats.knockout_cost(seeds, "reset"), stats.knockout_cost([*seeds, again], "reset")
     assert once is not None and twice is not None
     assert (twice.mean, twice.se, twice.df) == pytest.approx((once.mean, once.se, once.df))
+    # A run that has no knock-outs says nothing of them.
+    without = make_eval("infini_linear", 1, run_id="without")
+    more = stats.knockout_cost([*seeds, without], "reset")
+    assert more is not None and once is not None
+    assert (more.mean, more.se, more.df) == pytest.approx((once.mean, once.se, once.df))
     baseline = [make_eval("local", seed, 4.1) for seed in (1, 2)]
     once, twice = (stats.paired_difference(runs, baseline) for runs in (seeds, [*seeds, again]))
     assert once is not None and twice is not None
