@@ -123,7 +123,15 @@ def compose(overrides: Sequence[str]) -> Config:
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         # The last three come from inside Hydra, for some ways of setting a group.
         raise _explained(error, parsed) from error
-    return load(composed, overrides)
+    cfg = load(composed, overrides)
+    for override in parsed:
+        # An experiment that sets the name of the optimizer would leave the chosen one's other values.
+        if override.key_or_group == "optimizer" and override.value() != cfg.optimizer.name:
+            raise InputError(
+                f"optimizer={override.value()!r}: the experiment has optimizer={cfg.optimizer.name}, and its rates; "
+                "leave one of them out"
+            )
+    return cfg
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from infini.errors import InputError
+from infini.errors import InputError, first_line
 from infini.system.paths import is_file, is_folder
 
 TEXT_LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
@@ -44,7 +44,10 @@ def no_data(name: str, layout: str, hub_id: str, error: Exception, among: Sequen
         where = f"INFINI_DATA_DIR or task.data_dir to a folder that holds at least one of {folders}, each as {layout}"
     else:
         where = f"INFINI_DATA_DIR to a folder that holds {name}/{layout}, or task.data_dir to such a folder {name}"
+    # Of an OSError the kind is enough: there is no network, or no such data set. All else is about the data set.
+    kind = type(error).__name__
+    reason = kind if isinstance(error, OSError) else f"{kind}: {first_line(error)}"
     return InputError(
         f"no data for {name}: set {where}, connect to a network for {hub_id} of the Hugging Face hub "
-        f"({type(error).__name__}), or try it out with task.data_dir=synthetic"
+        f"({reason}), or try it out with task.data_dir=synthetic"
     )

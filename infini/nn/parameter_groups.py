@@ -28,8 +28,12 @@ def parameter_groups(
     in none. Raises InputError for a `gate_lr` of gates that are all frozen.
     """
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "others": [], "biases": [], "gates": []}
-    # Embeddings are also found by type, because pretrained models give them other names.
+    # Embeddings are also found by type, because pretrained models give them other names, and so is their head.
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        find = getattr(module, "get_output_embeddings", None)
+        head = find() if callable(find) else None
+        tables |= {id(head.weight)} if isinstance(head, nn.Linear) else set()
     has_gates = False
     for name, parameter in model.named_parameters():
         is_gate = name.split(".")[-1] in GATES or ".infini_gate." in name

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from infini import records
 from infini.config.compose import config_hash
-from infini.config.schema import Config, key_of
+from infini.config.schema import Config, key_of, settings_in
 from infini.errors import DivergedError, InputError, first_line, one_of, too_large
 from infini.evaluation.decoding import fingerprint
 from infini.models import build_model
@@ -270,7 +270,9 @@ class _Training:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
             # A machine without room for the checkpoint says nothing against it.
-            if point is None or saving.started or too_large(error):
+            # Nor does a process that has ended.
+            lost = isinstance(error, RuntimeError) and is_lost(error)
+            if point is None or saving.started or too_large(error) or lost:
                 raise
             raise InputError(
                 f"{point}: does not fit this version of infini or of its packages ({first_line(error)}); remove "
@@ -434,22 +436,26 @@ def _start_from(cfg: Config, overrides: Sequence[str], model: torch.nn.Module, t
 
 
 def _check_start(cfg: Config, overrides: Sequence[str], description: dict[str, Any]) -> None:
-    """Raises InputError where a pretrained model was trained with other options of its memory than it is to have now,
-    unless the command line names the option."""
-    if "base" not in cfg.model or "base" not in description["model"]:
-        return
+    """Raises InputError where the weights were trained with other options than the model is to have now, unless the
+    command line names the option. Weights fit that were trained with another activation, scale or update rule."""
     now, before = (
-        {**model, "segment_length": dims["segment_length"]}
+        {**model, **{name: dims.get(name) for name in _OF_DIMS}}
         for model, dims in ((cfg.model, asdict(cfg.dims)), (description["model"], description["dims"]))
     )
-    kinds = {now["memory"], before["memory"]}
-    names = ["memory"]
-    if "full" not in kinds:
-        names += ["window", "sinks", "layers", "segment_length"]
-    if kinds == {"infini"}:
-        names += ["update_rule", "memory_decay", "input_gate"]
+    if "base" in now:
+        kinds = {now["memory"], before.get("memory")}
+        names = ["memory"]
+        if "full" not in kinds:
+            names += ["window", "sinks", "layers", "segment_length"]
+        if kinds == {"infini"}:
+            names += ["update_rule", "memory_decay", "input_gate"]
+    else:
+        # Where a value follows from other settings, as a window of the training's length, so does the difference.
+        usual = settings_in("model", cfg.model["name"])
+        names = [name for name in cfg.model if name in before and not str(usual.get(name)).startswith("${")]
+        names += ["n_heads", "n_kv_heads", "d_key"]
     for name in names:
-        key = f"{'dims' if name == 'segment_length' else 'model'}.{name}"
+        key = f"{'dims' if name in _OF_DIMS else 'model'}.{name}"
         # Older checkpoints lack newer options.
         was, value = before.get(name), now[name]
         if was != value and key not in map(key_of, overrides):
@@ -458,6 +464,9 @@ def _check_start(cfg: Config, overrides: Sequence[str], description: dict[str, A
                 f"init_from={cfg.init_from!r}: was trained with {key}={was}, this training has {value}; add "
                 f"{key}={was}, or {key}={value} to change it"
             )
+
+
+_OF_DIMS = ("segment_length", "n_heads", "n_kv_heads", "d_key")
 
 
 def _place(cfg: Config, device: torch.device, ranks: Ranks = SINGLE_RANK) -> dict[str, Any]:

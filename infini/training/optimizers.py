@@ -165,6 +165,8 @@ class MuonBesideAdamW(torch.optim.Optimizer):
 
 SQUARES_DECAY = 0.8
 """After t steps the newest squares have weight t^-0.8 in the average."""
+SMALLEST_SQUARE = 1e-30
+"""Added to each square, as by Shazeer and Stern."""
 
 
 class Adafactor(_PerParameter):
@@ -193,18 +195,18 @@ class Adafactor(_PerParameter):
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """U / max(1, RMS(U)); updates the averages."""
-        state, squares = self.state[parameter], gradient.square()
-        # Divisors have a lower bound: estimates of the size of rounding errors are meaningless.
-        smallest = torch.finfo(parameter.dtype).eps
+        # A bound on the squares, not on their averages: steps do not depend on the scale of the loss.
+        state, squares = self.state[parameter], gradient.square() + SMALLEST_SQUARE
         state["step"] = state.get("step", 0) + 1
         newest = state["step"] ** -SQUARES_DECAY
         if parameter.dim() > 1:
             rows = _averaged(state, "rows", squares.mean(-1, keepdim=True), newest)
             columns = _averaged(state, "columns", squares.mean(-2, keepdim=True), newest)
-            estimate = rows * columns / rows.mean(-2, keepdim=True).clamp(min=smallest)
+            # In this order no product of two squares leaves the range of float32.
+            estimate = rows / rows.mean(-2, keepdim=True) * columns
         else:
             estimate = _averaged(state, "squares", squares, newest)
-        update = gradient * estimate.clamp(min=smallest**2).rsqrt()
+        update = gradient * estimate.rsqrt()
         return update.div_(_rms(update).clamp(min=1.0))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
@@ -65,8 +64,8 @@ def evaluate(
     lasting = cfg.model.get("memory_decay") is None
     diluted = task.knockout == "none" and cfg.part is None and lasting
     dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if diluted else []
-    # The model and the prompts decide the answers.
-    prompts = {key: value for key, value in asdict(task).items() if key not in ("examples", "rows_per_call")}
+    # The model and the prompts decide the answers; `data` has the text of their filler.
+    prompts = {key: getattr(task, key) for key in ("digits", "fill", "as_printed", "distractors", "filler", "knockout")}
     identity = (identity_of_reader(record), prompts, N, cfg.seed, data)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record, parse_part(cfg.part))
     # Parts share examples: the prompts of an example at several lengths begin alike, which is read once.

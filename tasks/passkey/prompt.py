@@ -327,8 +327,9 @@ def stages(cfg: Config) -> list[tuple[int, int]]:
 def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[PasskeyTemplate, dict[str, Any]]:
     """The prompts of `cfg.task` in the tokens of `tokenizer`, and the description of their text for records.
 
-    split: the split of books for filler, so that training and evaluation share none. Training prompts always fill their
-    length exactly: with whole blocks, questions would fall on few positions relative to segment boundaries.
+    split: the split of books for filler, so that training, validation and evaluation share none. Prompts of a training
+    and its validation always fill their length exactly: with whole blocks, questions would fall on few positions
+    relative to segment boundaries.
     """
     task = cast(PasskeyConfig, cfg.task)
     book, data = None, {"name": cfg.task.name, "source": "generated", "revision": APPENDIX, "split": split}
@@ -351,7 +352,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
         digits=task.digits,
         as_printed=task.as_printed,
         distractors=task.distractors,
-        fill="exact" if split == "train" else task.fill,
+        fill=task.fill if split == "test" else "exact",
         book=book,
         # It is at least that of the paper, because an evaluation may change the segment length.
         longest_training=max(LONGEST_TRAINING, *(tokens for _, tokens in stages(cfg))),

@@ -166,6 +166,9 @@ class DataModule(ResumableDataModule):
         cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
         history = cfg.recipe.long_history
         self.template, self._data = prompts.make_template(cfg, self.tokenizer, "train")
+        # Other books, and an error at the end of the training if there are none would come late.
+        of_books = task.filler == "book"
+        self.held_out = prompts.make_template(cfg, self.tokenizer, "validation")[0] if of_books else self.template
         self.batches = PasskeyBatches(
             self.template,
             self.tokenizer.bos_id,
@@ -207,10 +210,10 @@ class DataModule(ResumableDataModule):
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
         """Accuracy on held-out prompts of the training length, by which configurations are chosen."""
         N, length = prompts.stages(self.cfg)[-1]
-        length = max(length, self.template.shortest(training=False))
+        length = max(length, self.held_out.shortest(training=False))
         rng = np.random.default_rng([self.cfg.seed, prompts.VALIDATION_STREAM])
         questions = [
-            Question(length, "random", number, self.template.example(length, float(rng.random()), rng, training=False))
+            Question(length, "random", number, self.held_out.example(length, float(rng.random()), rng, training=False))
             for number in range(VALIDATION_PROMPTS)
         ]
         model.resize_segments(N)

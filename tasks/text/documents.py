@@ -141,6 +141,9 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
     def read(index: int) -> str:
         if not (text := read_text(paths[index])).strip():
             raise InputError(f"{paths[index]} is empty: remove it")
+        # Its tokens are cached under the hash of the text that was there when the folder was opened.
+        if hashlib.sha256(text.encode()).hexdigest() != hashes[index]:
+            raise InputError(f"{paths[index]}: was changed while it was read; start again")
         return text
 
     revision, hashes = hashlib.sha256(), _file_hashes(folder, paths, cache_dir)
@@ -475,8 +478,12 @@ def bpe_tokenizer(
         raise InputError(f"scale.vocab_size={vocab_size}: at least 258 (256 bytes, {BOS} and {PAD})")
     recipe = json.dumps([documents.revision, vocab_size, sample_characters, _PIECE_CHARACTERS, [BOS, PAD]])
     path = cache_dir / "tokenizers" / f"{hashlib.sha256(recipe.encode()).hexdigest()[:16]}-{vocab_size}.json"
-    if not path.exists():
-        _train_bpe(_sample(documents, sample_characters), vocab_size).save(path)
+    if path.exists():
+        try:
+            return TextTokenizer.load(path)
+        except InputError as error:
+            warn(plain_console(), f"{error}; it is made again")
+    _train_bpe(_sample(documents, sample_characters), vocab_size).save(path)
     return TextTokenizer.load(path)
 
 

@@ -637,3 +637,12 @@ def test_the_keys_of_an_experiment_are_given_by_its_name() -> None:
     # Of llm_laptop, with which it begins.
     assert "dims.segment_length" in keys and "_self_" not in keys
     assert given_keys(["model=llm"]) == {"model"}
+
+
+@pytest.mark.parametrize("chosen", ["muon", "adafactor"])
+def test_an_optimizer_beside_an_experiment_that_has_one_is_refused(chosen: str) -> None:
+    """The experiment's was taken without a word, with what it does not set from the chosen one."""
+    said = f"^optimizer='{chosen}': the experiment has optimizer=adamw, and its rates; leave one of them out$"
+    with pytest.raises(InputError, match=said):
+        compose(["experiment=llm_laptop", f"optimizer={chosen}"])
+    assert compose(["experiment=llm_laptop", "optimizer=adamw"]).optimizer.name == "adamw"

@@ -99,6 +99,16 @@ def test_what_is_missing_is_measured_when_parts_are_merged(infini: Runner, words
     assert numbers(infini.records("eval")[-1]) == numbers(straight)
 
 
+@pytest.mark.parametrize("words", ["passkey"], indirect=True)
+def test_parts_merge_whatever_has_no_effect(infini: Runner, words: list[str], added: list[str], tmp_path: Path) -> None:
+    """Nodes may name a folder differently that prompts of the paper's filler do not read."""
+    infini("eval", *words, "part=1/2", f"task.data_dir={tmp_path}")
+    infini("eval", *words, "part=2/2")
+    added.clear()
+    infini("eval", *words)
+    assert added == []
+
+
 def test_a_part_that_was_stopped_resumes(
     infini: Runner, words: list[str], added: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -424,6 +424,21 @@ def test_a_sweep_with_a_wrong_value_trains_nothing(infini: Runner) -> None:
     assert infini.records() == []
 
 
+def test_init_from_goes_on_with_the_model_that_was_trained(with_model: Runner) -> None:
+    """Weights also fit a model with another activation, scale of its scores or number of heads."""
+    (run,) = with_model.records("train")
+    start, still = f"init_from={run.run_id}", ["optimizer.lr=1e-9", "recipe.warmup_steps=0"]
+    usual = run.config["model"]["attention_scale"]
+    other = next(each for each in ("d_key", "d_model") if each != usual)
+    with_model("train", start, *still, f"model.attention_scale={other}")
+    changed = with_model.records("train")[-1].run_id
+    said = with_model.error("train", f"init_from={changed}", *still)
+    assert said == (
+        f"init_from={changed!r}: was trained with model.attention_scale={other}, this training has {usual}; add "
+        f"model.attention_scale={other}, or model.attention_scale={usual} to change it"
+    )
+
+
 def test_init_from_starts_with_those_weights(with_model: Runner) -> None:
     (run,) = with_model.records()
     # A rate so small that nothing moves.

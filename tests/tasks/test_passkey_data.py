@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import make_model
+from tiny_runs import write_corpus
 
 from infini.config.compose import compose, config_hash
 from infini.errors import InputError
@@ -235,6 +237,35 @@ def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
         DataModule(cfg).setup("fit")
     with pytest.raises(InputError, match="^recipe.curriculum, recipe.short_sequences.*: 30 tokens are too few"):
         batches(short=(30, 0.5))
+
+
+def test_validation_prompts_are_in_books_that_training_prompts_are_not_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were in the training's own books, with other keys."""
+    corpus = write_corpus(tmp_path / "books")
+    words = [
+        "task=passkey",
+        "recipe.curriculum=null",
+        "task.filler=book",
+        "task.tokenizer=scale",
+        f"task.data_dir={corpus}",
+    ]
+    module = DataModule(compose([*words, "scale.vocab_size=300", f"cache_dir={tmp_path / 'cache'}"]))
+    module.setup("fit")
+    asked: list[Any] = []
+
+    def answers(model: Any, questions: Any, *args: Any, **options: Any) -> Any:
+        asked.extend(questions)
+        return []
+
+    monkeypatch.setattr("infini.tasks.passkey.task.answer_questions", answers)
+    with pytest.raises(ZeroDivisionError):
+        module.validate(make_model({"name": "infini_linear"}), torch.device("cpu"))
+    texts = {id(span.tokens) for each in asked for span in each.prompt.spans}
+    assert id(module.held_out.book) in texts and id(module.template.book) not in texts
+    words_of_it = module.tokenizer.decode(module.held_out.book)
+    assert next((corpus / "validation").iterdir()).read_text(encoding="utf-8") in words_of_it
 
 
 def test_a_book_as_filler_needs_a_tokenizer_of_books() -> None:

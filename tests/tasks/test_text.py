@@ -64,6 +64,16 @@ def assert_one_line(error: pytest.ExceptionInfo[InputError], *parts: str) -> Non
         assert part in message
 
 
+def test_a_text_that_changes_while_it_is_read_is_not_cached(
+    corpus: Path, story_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    """Its tokens would be those of the text that was there before, for every later run."""
+    documents, path = folder_documents(corpus), corpus / "train" / "train1.txt"
+    path.write_text("a draft that was saved meanwhile", encoding="utf-8")
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}: was changed while it was read; start again$"):
+        tokenise(documents, story_tokenizer, tmp_path / "cache", False)
+
+
 def test_folder_documents_come_sorted_and_unchanged(corpus: Path) -> None:
     documents = folder_documents(corpus)
     assert [document.name for document in documents] == ["train0", "train1", "train2"]
@@ -662,3 +672,12 @@ def test_texts_begin_and_end_as_each_family_has_it(family: str) -> None:
     found = TextTokenizer(tokenizer)
     assert (found.bos_id, found.end_id) == (vocabulary[begin], vocabulary[end])
     assert found.stop_ids == {vocabulary[token] for token in stops}
+
+
+def test_a_damaged_vocabulary_is_made_again(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = folder_documents(corpus)
+    first = bpe_tokenizer(documents, 300, tmp_path)
+    (path,) = (tmp_path / "tokenizers").glob("*.json")
+    path.write_bytes(path.read_bytes()[:1000])
+    assert bpe_tokenizer(documents, 300, tmp_path).hash == first.hash
+    assert "it is made again" in capsys.readouterr().err

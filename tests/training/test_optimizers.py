@@ -14,6 +14,7 @@ from torch import nn
 from infini.config.compose import compose
 from infini.config.schema import OptimizerConfig, groups
 from infini.models import build_model, registered
+from infini.nn.parameter_groups import parameter_groups
 from infini.training.module import LanguageModelModule
 from infini.training.optimizers import BIAS_FACTOR, Adafactor, build_optimizer, configured_groups
 
@@ -133,6 +134,25 @@ def test_adafactor_is_torchs_below_its_cap(decay: float) -> None:
         assert_close(a, b, 1e-5, "parameter")
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e-6])
+def test_adafactors_steps_do_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
+    """A bound on the averages of squares, as torch has it, made every step of small gradients as large as allowed."""
+    found = []
+    for factor in (1.0, scale):
+        parameters = two_parameters()
+        optimizer = Adafactor(parameters, lr=0.1)
+        for step in range(1, 21):
+            generator = torch.Generator().manual_seed(step)
+            for parameter in parameters:
+                # From step 10 on ten times smaller: steps are, too, until the averages have followed.
+                size = factor * (0.1 if step >= 10 else 1.0)
+                parameter.grad = size * torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+        found.append(parameters)
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, 1e-5, "parameter")
+
+
 @pytest.mark.parametrize("parameter", range(2), ids=["matrix", "vector"])
 def test_adafactors_rate_is_the_one_it_is_given(parameter: int) -> None:
     """torch's takes 0.1 at most at step 100; here a step is proportional to the rate."""
@@ -230,3 +250,24 @@ def test_only_matrices_decay(name: str) -> None:
     optimizer.step()
     decayed = {key for key, parameter in model.named_parameters() if not torch.equal(parameter, before[key])}
     assert decayed == {key for key in before if key.endswith("_proj.weight")}
+
+
+def test_an_output_embedding_of_its_own_is_no_matrix() -> None:
+    """It is not decayed, and Muon does not orthogonalise its steps."""
+
+    class WithHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed_tokens, self.proj, self.lm_head = (
+                nn.Embedding(7, 4),
+                nn.Linear(4, 4),
+                nn.Linear(4, 7, bias=False),
+            )
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.lm_head
+
+    model = WithHead()
+    groups = {group["name"]: group["params"] for group in parameter_groups(model, 0.1, weight_decay=0.1)}
+    assert [id(each) for each in groups["matrices"]] == [id(model.proj.weight)]
+    assert id(model.lm_head.weight) in map(id, groups["others"])

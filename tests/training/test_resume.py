@@ -95,6 +95,21 @@ def test_a_stop_before_the_first_step_knows_the_checkpoint(corpus: Path, tmp_pat
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_lost_process_says_nothing_against_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    """The user was told to remove it."""
+    stopped_training(corpus, tmp_path)
+
+    def lose(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModelModule, "on_load_checkpoint", lose)
+        with pytest.raises(RuntimeError, match="Connection closed by peer") as caught:
+            train(corpus, tmp_path)
+    assert not isinstance(caught.value, InputError)
+    assert train(corpus, tmp_path).cost["resumed"]
+
+
 @pytest.mark.parametrize("what", ["state_dict", "infini", "optimizer_states"])
 def test_a_checkpoint_of_another_version_is_one_line(
     corpus: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
