@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from infini.config.schema import Config
 from infini.nn.host import to_device
 from infini.nn.ops.cross_entropy import token_nll
 from infini.nn.state import State, is_memory, leaves, map_state, select_rows
@@ -158,12 +157,11 @@ class _Rows:
         return Streamed(self.by_position.result(), self.by_place.result())
 
 
-def tokens_of_a_call(cfg: Config) -> int:
-    """Tokens of a row that stream_documents reads in one call: scale.eval_segments_per_call segments; of a pretrained
-    model at most TOKENS_OF_A_BASE, or one segment. Losses do not depend on it."""
-    N = cfg.dims.segment_length
-    tokens = cfg.scale.eval_segments_per_call * N
-    return min(tokens, max(N, TOKENS_OF_A_BASE)) if "base" in cfg.model else tokens
+def tokens_of_a_call(segments: int, segment_length: int, pretrained: bool) -> int:
+    """Tokens of a row that stream_documents reads in one call: so many segments; of a pretrained model at most
+    TOKENS_OF_A_BASE, or one segment. Losses do not depend on it."""
+    tokens = segments * segment_length
+    return min(tokens, max(segment_length, TOKENS_OF_A_BASE)) if pretrained else tokens
 
 
 @torch.inference_mode()

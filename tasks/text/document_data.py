@@ -99,7 +99,9 @@ class DocumentDataModule(ResumableDataModule):
                     model,
                     documents,
                     self.tokenizer.bos_id,
-                    tokens_per_call=tokens_of_a_call(cfg),
+                    tokens_per_call=tokens_of_a_call(
+                        cfg.scale.eval_segments_per_call, cfg.dims.segment_length, "base" in cfg.model
+                    ),
                     max_tokens=self.validation_tokens,
                     edges=edges,
                     segment_length=cfg.dims.segment_length,

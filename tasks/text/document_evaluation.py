@@ -54,7 +54,7 @@ def evaluate(
     if resumed:
         console.print(f"{len(cache.entries)} of {len(work)} results were there before")
     own = {name: work[name] for name in cache.share(list(work))}
-    call = perplexity.tokens_of_a_call(cfg)
+    call = perplexity.tokens_of_a_call(cfg.scale.eval_segments_per_call, N, "base" in cfg.model)
     # The time left follows from the pace of this process.
     left = sum(tokens for name, tokens in own.items() if name not in cache.entries)
     title = f"{cfg.model['name']} on {split_name}"

@@ -176,9 +176,8 @@ def test_a_saved_state_continues_wherever_its_text_ends(llm: Llm, tmp_path: Path
 
 def test_an_evaluation_reads_a_few_segments_at_once(llm: Llm, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 segments of 2,048 tokens of 16 documents took the memory of any machine."""
-    assert perplexity.tokens_of_a_call(compose(["model=llm", "dims.segment_length=512"])) == 2048
-    assert perplexity.tokens_of_a_call(compose(["model=llm", "dims.segment_length=4096"])) == 4096
-    assert perplexity.tokens_of_a_call(compose(["model=infini_linear", "dims.segment_length=2048"])) == 64 * 2048
+    assert [perplexity.tokens_of_a_call(64, n, True) for n in (512, 2048, 4096)] == [2048, 2048, 4096]
+    assert perplexity.tokens_of_a_call(64, 2048, False) == 64 * 2048
     read: list[int] = []
     read_rows = PretrainedLM._read_rows
 
