@@ -782,6 +782,9 @@ def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
         f"| That model with the memory emptied | 1K to 8K | {summed(counts['linear_input_gate_reset'].values())} |",
         f"| The same recipe, Linear + Delta | 1K to 32K | {summed(counts['delta_input_gate'].values())} |",
         f"not trained | 1K to 8K | {summed((round(found), asked) for found, asked in needles[:4])} |",
-        f"| 1K; 2K to 8K | {summed([books[2**10]])}; {summed(books[2**n] for n in (11, 12, 13))} |",
+        *(
+            f"{said} | 1K; 2K to 8K | {summed([found[2**10]])}; {summed(found[2**n] for n in (11, 12, 13))} |"
+            for said, found in (("did not have", books), ("sentences of books", counts["delta_trained_on_books"]))
+        ),
     ):
         assert said in README
