@@ -46,8 +46,8 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     count as the same."""
     known, word = {option.casefold(): option for option in options}, word.casefold()
     begins = sorted((option for option in known if len(word) > 2 and option.startswith(word)), key=len)
-    # 0.5 itself is what `linear` has in common with `cosine`: three letters of six.
-    near = begins or difflib.get_close_matches(word, known, n=1, cutoff=0.51)
+    # Of a longer word more than half: `linear` has three letters of six in common with `cosine`, `c5` one with `c4`.
+    near = begins or difflib.get_close_matches(word, known, n=1, cutoff=0.5 if len(word) < 4 else 0.51)
     return known[near[0]] if near else None
 
 
