@@ -778,8 +778,9 @@ def test_the_keys_of_the_llm_are_those_of_its_runs() -> None:
         and re.search(r"\], \d", line)
     )
     for said in (
-        f", Linear: two seeds; one seed | 1K to 32K; 128K | {up_to_32k}; {summed([gated[2**17]])} |",
-        f"| That model with the memory emptied | 1K to 8K | {summed(counts['linear_input_gate_reset'].values())} |",
+        f", Linear, two seeds | 1K to 32K | {up_to_32k} |",
+        f"| One of these two models | 128K | {summed([gated[2**17]])} |",
+        f"| The other one with its memory emptied | 1K to 8K | {summed(counts['linear_input_gate_reset'].values())} |",
         f"| The same recipe, Linear + Delta | 1K to 32K | {summed(counts['delta_input_gate'].values())} |",
         f"not trained | 1K to 8K | {summed((round(found), asked) for found, asked in needles[:4])} |",
         *(
