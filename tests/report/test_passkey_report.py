@@ -643,7 +643,7 @@ def test_a_training_that_two_rows_ask_is_drawn_once(saved: list[Any], tmp_path: 
     assert parents[0] == parents[1]
     passkey_figures.recall_by_steps(of, "laptop", chosen, tmp_path / "figure")
     said = " ".join(texts_of(saved[0]).split())
-    assert of.short_titles["delta_input_gate"] in said and "asked in books" not in said
+    assert of.short_titles["delta_input_gate"] in said and of.short_titles["delta_input_gate_books"] not in said
 
 
 def test_the_longest_input_counts_the_filler_before_it() -> None:
