@@ -125,11 +125,11 @@ def compose(overrides: Sequence[str]) -> Config:
         raise _explained(error, parsed) from error
     cfg = load(composed, overrides)
     for override in parsed:
-        # An experiment that sets the name of the optimizer would leave the chosen one's other values.
+        # The chosen one's other values would be left beside the name that an experiment, or the command line, sets.
         if override.key_or_group == "optimizer" and override.value() != cfg.optimizer.name:
             raise InputError(
-                f"optimizer={override.value()!r}: the experiment has optimizer={cfg.optimizer.name}, and its rates; "
-                "leave one of them out"
+                f"optimizer={override.value()!r}: optimizer.name={cfg.optimizer.name} is set, too, here or by the "
+                "experiment; leave one of them out"
             )
     return cfg
 

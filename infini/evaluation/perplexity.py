@@ -19,8 +19,8 @@ from infini.nn.state import State, is_memory, leaves, map_state, select_rows
 
 LOSS_CHUNK = 2048
 TOKENS_OF_A_BASE = 2048
-"""Most tokens of a row in a call of a pretrained model, if its segments are not longer: activations of a call with 16
-documents then take 1 GB for SmolLM2-135M and 3 GB for a model of 0.6 billion, in float32."""
+"""Most tokens of a row in a call of a pretrained model, if its segments are not longer. It bounds the memory of a
+call's activations, which grows with the width of the model."""
 MAX_BYTES_PER_WORD = 100
 """Average bytes per word above which white space is assumed to separate sentences, as in Chinese, so that there is no
 word perplexity. Languages that separate words have 5 to 30."""

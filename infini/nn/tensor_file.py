@@ -18,7 +18,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str])
     """
     from safetensors.torch import save
 
-    # safetensors refuses tensors that share memory, as the leaves of a state may.
+    # safetensors refuses tensors that share memory, as `memory` and `pending` of a state at a segment's end do.
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     write_atomically(path, save(tensors, metadata={**about, "sha256": _digest(tensors)}))
 

@@ -269,8 +269,7 @@ class _Training:
         except InputError:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-            # A machine without room for the checkpoint says nothing against it.
-            # Nor does a process that has ended.
+            # A machine without room for the checkpoint says nothing against it, nor does a process that has ended.
             lost = isinstance(error, RuntimeError) and is_lost(error)
             if point is None or saving.started or too_large(error) or lost:
                 raise

@@ -642,7 +642,8 @@ def test_the_keys_of_an_experiment_are_given_by_its_name() -> None:
 @pytest.mark.parametrize("chosen", ["muon", "adafactor"])
 def test_an_optimizer_beside_an_experiment_that_has_one_is_refused(chosen: str) -> None:
     """The experiment's was taken without a word, with what it does not set from the chosen one."""
-    said = f"^optimizer='{chosen}': the experiment has optimizer=adamw, and its rates; leave one of them out$"
-    with pytest.raises(InputError, match=said):
-        compose(["experiment=llm_laptop", f"optimizer={chosen}"])
+    said = f"^optimizer='{chosen}': optimizer.name=adamw is set, too, here or by the experiment; leave one of them out"
+    for other in ("experiment=llm_laptop", "optimizer.name=adamw"):
+        with pytest.raises(InputError, match=said):
+            compose([other, f"optimizer={chosen}"])
     assert compose(["experiment=llm_laptop", "optimizer=adamw"]).optimizer.name == "adamw"

@@ -506,7 +506,6 @@ class InfiniCache(Cache):
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in stock}
         for i, layer in self.memory_layers.items():
             assert layer.state is not None
-            # Clones: at a boundary `memory` and `pending` are one tensor, which a file cannot hold twice.
             tensors |= stored_leaves(layer.state, f"{i}.")
         about = {
             "format": FORMAT,
