@@ -363,6 +363,12 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
     candidates = [run for run in asked if run.run_id in rows]
     if report.one_corpus:
         candidates = _without_synthetic(candidates)
+        for name in report.titles:
+            # What steps back has no say in which data the table is about.
+            replaced = _superseded(report, name, [run for run in candidates if rows[run.run_id] == name], selection)
+            candidates = [run for run in candidates if run.run_id not in replaced]
+            if replaced:
+                selection.superseded[name] = replaced
         what = f"{report.name} at scale {scale}: different data in one table"
         try:
             candidates = _agreeing(candidates, _corpus, report, what)
@@ -394,20 +400,9 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
     """Select the runs of one row."""
     where = f"{report.name} at scale {runs[0].scale}, {name}"
     mismatches = report.find_mismatches(name, runs, selection)
-    if report.aggregate is None:
-        differences = {run.run_id: set(mismatches.get(run.run_id, ())) for run in runs}
-        left_out = {
-            run.run_id: mismatches[run.run_id]
-            for run in runs
-            if any(
-                differences[other.run_id] < differences[run.run_id]
-                for other in runs
-                if other.seed == run.seed or report.one_match_is_enough
-            )
-        }
-        if left_out:
-            selection.superseded[name] = left_out
-            runs = [run for run in runs if run.run_id not in left_out]
+    if replaced := _superseded(report, name, runs, selection):
+        selection.superseded[name] = selection.superseded.get(name, {}) | replaced
+        runs = [run for run in runs if run.run_id not in replaced]
     runs = _agreeing(runs, _corpus, report, f"{where}: different data in one row")
     settings = partial(_settings, selection=selection)
     runs = _agreeing(runs, settings, report, f"{where}: runs with different settings in one cell")
@@ -417,6 +412,26 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
     selection.runs[name] = chosen
     if found := dict.fromkeys(text for run in chosen for text in mismatches.get(run.run_id, ())):
         selection.mismatches[name] = list(found)
+
+
+def _superseded(report: RunReport, name: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
+    """Run id -> how the run differs from what its row declares, for those of which another differs only in some ways.
+
+    runs: of one row. With an `aggregate` none steps back: the reader has chosen.
+    """
+    if report.aggregate is not None or not runs:
+        return {}
+    mismatches = report.find_mismatches(name, runs, known)
+    differing = {run.run_id: set(mismatches.get(run.run_id, ())) for run in runs}
+    return {
+        run.run_id: mismatches[run.run_id]
+        for run in runs
+        if any(
+            differing[other.run_id] < differing[run.run_id]
+            for other in runs
+            if other.seed == run.seed or report.one_match_is_enough
+        )
+    }
 
 
 def _without_synthetic(runs: list[RunRecord]) -> list[RunRecord]:
@@ -437,24 +452,31 @@ def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRe
                 chosen.append(run if left == cells else report.limit_to_cells(run, left))
             continue
         rivals = [other for other in chosen if report.cells_of(other) & report.cells_of(run)]
-        if rivals and not all(_is_repeated_by(run, rival) for rival in rivals):
+        if all(_is_part_of(run, rival) for rival in rivals):
+            if not rivals:
+                chosen.append(run)
+        elif all(_is_part_of(rival, run) for rival in rivals):
+            chosen = [*(other for other in chosen if other not in rivals), run]
+        else:
             raise DisputedError(
                 f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}",
                 f"choose with {' or '.join(f'report.aggregate={name}' for name in report.choices)}",
             )
-        if not rivals:
-            chosen.append(run)
     return chosen[::-1]
 
 
-def _is_repeated_by(run: RunRecord, later: RunRecord) -> bool:
-    """Whether a later run repeats this evaluation with the same outcome, so that either can be taken."""
-    ours, theirs = ((one.parent, one.config_hash, one.results, one.series) for one in (run, later))
-    if (run.parent is None and "base" not in run.environment) or ours != theirs:
+def _is_part_of(run: RunRecord, other: RunRecord) -> bool:
+    """Whether another run evaluates the same model on the same data and has all of this one's outcome, so that it can
+    take its place."""
+    if (run.parent is None and "base" not in run.environment) or run.parent != other.parent:
         return False
     # The files beside the records contain times.
-    read, read_later = ({key: value for key, value in one.data.items() if key != "beside"} for one in (run, later))
-    return read == read_later
+    read, others = ({key: value for key, value in one.data.items() if key != "beside"} for one in (run, other))
+    if (run.config_hash, read) != (other.config_hash, others):
+        return False
+    measured = (run.results, other.results), (run.series, other.series)
+    # What measured nothing says nothing about the outcome.
+    return all(mine == theirs or (mine and mine == {key: theirs.get(key) for key in mine}) for mine, theirs in measured)
 
 
 def age(run: RunRecord) -> tuple[str, str]:

@@ -220,3 +220,16 @@ def test_an_evaluation_that_reads_less_than_its_row_declares_is_marked() -> None
     assert report.tables[0].cell("infini_linear", "PG19 yours").text.endswith(" †")
     (note,) = [note for note in report.notes if note.startswith("†")]
     assert "(reads up to 1000 tokens of a document instead of 65536)" in note
+
+
+def test_a_trial_of_another_length_leaves_the_column_of_the_others() -> None:
+    """The data must agree in the whole column, but a trial that a run as declared replaces is no part of it."""
+    usual = with_trainings([make_eval("infini_linear", 1), make_eval("local", 1)])
+    trial = make_eval("infini_linear", 1, run_id="trial", started="2024-06-01T00:00:00+00:00")
+    trial.config["scale"] = {**trial.config["scale"], "eval_max_tokens": 1000}
+    before, after = rendered(usual), rendered([*usual, trial])
+    assert before.tables[0] == after.tables[0] and "‡" not in str(after.notes)
+    assert ["trial" in note for note in after.notes if "left out" in note] == [True]
+    # Without one as declared the two rows read different texts, and neither is shown.
+    lone = with_trainings([trial, make_eval("local", 1)])
+    assert rendered(lone).tables[0].cell("local", "PG19 yours").text == "runs differ ‡"

@@ -53,6 +53,18 @@ def test_an_evaluation_made_again_is_no_rival_of_itself(report: Report) -> None:
             report.render("laptop", [once, other])
 
 
+@pytest.mark.parametrize("newer_has_more", [True, False])
+def test_an_evaluation_with_less_of_the_same_is_no_rival(report: Report, newer_has_more: bool) -> None:
+    """One with `scale.knockouts=false` measures the same loss and less beside it."""
+    more, less = make_eval("infini_linear", 1), make_eval("infini_linear", 1, run_id="less")
+    more.results["reset_delta"], more.series["normaliser_growth"] = {"value": 0.1, "n": 1}, [[1.0, 2.0]]
+    less = replace(less, started="2000-01-01T00:00:00Z" if newer_has_more else "2100-01-01T00:00:00Z")
+    assert select_runs(report, "laptop", [more, less]).runs["infini_linear"] == [more]
+    less.results["perplexity"] = {**less.results["perplexity"], "value": 1.0}
+    with pytest.raises(InputError, match="two runs for seed 1"):
+        select_runs(report, "laptop", [more, less])
+
+
 def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) -> None:
     """Published ones are an error: what is published says how to choose."""
     published = [make_eval("local", 1), make_eval("infini_linear", 1)]
