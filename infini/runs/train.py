@@ -99,6 +99,7 @@ def train(cfg: Config, overrides: list[str], launched: bool = False) -> records.
     check_optimizer(cfg)
     # Checked before an hour of tokenization, not after it.
     records.check_writable(cfg.results_dir)
+    _check_model(cfg)
     if ranks.rank == 0 and (before := diverged_before(cfg)) is not None:
         raise DivergedError(describe_divergence(before, cfg.results_dir), record=before)
     _quiet()
@@ -132,6 +133,25 @@ def train(cfg: Config, overrides: list[str], launched: bool = False) -> records.
                 training.unfinished.release()
 
 
+def _check_model(cfg: Config) -> None:
+    """Raise InputError for options, sizes and stages that the model refuses. A pretrained model is not made here: that
+    takes up to a minute, and with_base has checked its options."""
+    if "base" not in cfg.model and cfg.model.get("weights") is None:
+        # A user's model may read a tensor while it is made, which has no values here.
+        with contextlib.suppress(RuntimeError), torch.device("meta"):
+            _check_stages(cfg, build_model(cfg.model, cfg.dims, vocab_size=1))
+
+
+def _check_stages(cfg: Config, model: Any) -> None:
+    """Raise InputError for a stage of the curriculum whose segments the model refuses. It keeps its own in the end."""
+    for segment_length, *_ in cfg.recipe.curriculum or ():
+        try:
+            model.resize_segments(segment_length)
+        except ValueError as error:
+            raise InputError(f"recipe.curriculum={cfg.recipe.curriculum}: {error}") from error
+    model.resize_segments(cfg.dims.segment_length)
+
+
 def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ranks, launched: bool) -> _Training:
     """Load the data, make the model and find what an earlier process left. launched: see train."""
     begin_peak_memory(device)
@@ -147,12 +167,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             "model.dtype=float32 (parallel.precision=bf16 still multiplies in bfloat16), or model.train=lora or gates"
         )
     _say_what_has_no_effect(cfg, overrides, model, console)
-    for segment_length, *_ in cfg.recipe.curriculum or ():
-        try:
-            model.resize_segments(segment_length)
-        except ValueError as error:
-            raise InputError(f"recipe.curriculum={cfg.recipe.curriculum}: {error}") from error
-    model.resize_segments(cfg.dims.segment_length)
+    _check_stages(cfg, model)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     # transformers loads a base in evaluation mode, in which it never computes activations again. Trainers leave modes
     # as they are.

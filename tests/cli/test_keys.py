@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command_runner import Runner
 from tiny_runs import TINY
 
@@ -17,7 +18,7 @@ from infini.cli import main as cli
 from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import Config, groups, key_of
-from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text
+from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text, train
 from infini.training import compiled
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -567,6 +568,31 @@ def test_options_of_a_pretrained_model_are_checked_before_it_is_read(
     out = [] if verb != "inject" or "out=" in line else ["out=new"]
     assert error(capfd, verb, base, *out, *words).startswith(said)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model.rope_base=0", "model.rope_base=0: must be a finite number, at least 1"),
+        ("model=memorizing model.neighbours=0", "model.neighbours=0: must be at least 1"),
+        (
+            "task=passkey model=compressive recipe.curriculum=[[63,512,1]]",
+            "recipe.curriculum=[[63, 512, 1]]: rate=2: must divide segments of 63 tokens",
+        ),
+    ],
+)
+def test_what_a_model_refuses_is_said_before_its_data_are_read(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Reading and tokenizing them takes minutes."""
+    monkeypatch.setattr(train, "load_data_module", lambda cfg: pytest.fail("the data are read"))
+    assert error(capfd, "train", "task.data_dir=synthetic", *words.split()).startswith(said)
+
+
+def test_a_model_that_reads_a_tensor_while_it_is_made_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check makes it on the meta device, whose tensors have no values."""
+    monkeypatch.setattr(train, "build_model", lambda *sizes, **named: torch.zeros(2).tolist())
+    train._check_model(compose([]))
 
 
 def test_a_report_without_figures_says_so(capfd: pytest.CaptureFixture[str]) -> None:
