@@ -54,8 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if interrupted(error):
                     return _interrupted(verb)
                 raise
-            print(f"infini: error: {line}", file=sys.stderr)
+            print(f"infini: error: {_as_typed(verb, arguments, line)}", file=sys.stderr)
             return USAGE_ERROR
+
+
+def _as_typed(verb: Verb | None, arguments: Sequence[str], line: str) -> str:
+    """An error that begins with a key, with the shorter name of that key where the user typed it."""
+    for short, whole in (verb.aliases if verb is not None else {}).items():
+        if line.startswith(f"{whole}=") and any(word.startswith(f"{short}=") for word in arguments):
+            return short + line.removeprefix(whole)
+    return line
 
 
 def _interrupted(verb: Verb | None, message: str = "") -> int:

@@ -70,6 +70,6 @@ def build(config: LLMConfig, dims: Dimensions, vocab_size: int) -> Any:
 
     options = {key: value for key, value in vars(config).items() if key != "base"}
     model = language_model.build(base, dims.segment_length, **options)
-    if (rows := len(model.output_weight)) < vocab_size and rows < (needed := min(vocab_size, base.n_tokens)):
-        raise InputError(f"{base.where}: its tokenizer has {needed} tokens, its embedding {rows}")
+    if (rows := len(model.output_weight)) < vocab_size:
+        base.check_embedding(rows)
     return model

@@ -45,8 +45,10 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
     # Its bar of a second would stand before the line that says where the folder is.
     logging.disable_progress_bar()
     options = cfg.model
+    loaded = base.load(getattr(torch, options["dtype"]) if options["dtype"] else "auto")
+    base.check_embedding(len(loaded.get_input_embeddings().weight))
     model = inject(
-        base.load(getattr(torch, options["dtype"]) if options["dtype"] else "auto"),
+        loaded,
         cfg.dims.segment_length,
         options["update_rule"],
         options["layers"],

@@ -529,13 +529,14 @@ def test_a_folder_that_nothing_is_read_from_is_named(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("inject dtype=float8", "model.dtype='float8': must be one of float32, bfloat16; did you mean 'float32'?"),
-        ("inject update_rule=deltaa", "model.update_rule='deltaa': must be one of linear, delta; did you mean"),
-        ("inject input_gate='null'", "model.input_gate='null': must be one of sigmoid, null"),
-        ("inject input_gate=sigmoidd", "model.input_gate='sigmoidd': must be one of sigmoid, null; did you mean"),
-        ("inject gate_init=nan", "model.gate_init=nan: must be a finite number"),
-        ("inject sinks=-1", "model.sinks=-1: must be at least 0"),
-        ("inject segment_length=0", "dims.segment_length=0: must be at least 1"),
+        ("inject dtype=float8", "dtype='float8': must be one of float32, bfloat16; did you mean 'float32'?"),
+        ("inject update_rule=deltaa", "update_rule='deltaa': must be one of linear, delta; did you mean"),
+        ("inject input_gate='null'", "input_gate='null': must be one of sigmoid, null"),
+        ("inject input_gate=sigmoidd", "input_gate='sigmoidd': must be one of sigmoid, null; did you mean"),
+        ("inject gate_init=nan", "gate_init=nan: must be a finite number"),
+        ("inject sinks=-1", "sinks=-1: must be at least 0"),
+        ("inject segment_length=0", "segment_length=0: must be at least 1"),
+        ("inject dims.segment_length=0", "dims.segment_length=0: must be at least 1"),
         ("inject out=/proc/x", "out='/proc/x': /proc is not writable"),
         (
             "train task.data_dir=synthetic model=llm model.update_rule=gamma",

@@ -670,6 +670,19 @@ def test_an_inject_that_is_stopped_leaves_nothing(
     assert len(modes) == 1
 
 
+def test_inject_refuses_a_tokenizer_that_training_would_refuse(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The folder was written, and then no training took it."""
+    folder = write_tiny_base(tmp_path / "small")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"word{number}" for number in range(9)])
+    tokenizer.save_pretrained(folder)
+    assert cli.main(["inject", f"base={folder}", f"out={tmp_path / 'out'}"]) == cli.USAGE_ERROR
+    assert f"infini: error: base='{folder}': its tokenizer has 267 tokens, its embedding 260" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Stock classes of transformers load it, with its tokenizer; it is a base of its own."""
     out = tmp_path / "a folder"

@@ -615,6 +615,13 @@ def kinds_without_memory(config: Any) -> set[str]:
     return {"sliding" if types[i] == "sliding_attention" else "full" for i in left}
 
 
+def heads_of(config: Any) -> tuple[int, int, int]:
+    """Query heads, key-value heads, and d_key."""
+    heads = config.num_attention_heads
+    d_key = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, d_key
+
+
 def layer_types(config: Any) -> list[str]:
     """The type of each layer: full_attention, sliding_attention, or another name of transformers."""
     return list(get_layer_types_and_kwargs(config)[0])

@@ -18,7 +18,7 @@ import torch
 
 from infini.errors import InputError, did_you_mean, first_line
 from infini.pretrained.base_names import ALLOWED, PACKAGE, SMOLLM2, local_path
-from infini.pretrained.llm.modeling import heads_of
+from infini.pretrained.llm.attention import heads_of
 from infini.system.network import reachable
 from infini.system.paths import home_expanded
 
@@ -76,6 +76,11 @@ class Base:
             if token.special and number not in ends and token.content not in str(tokenizer.chat_template)
         }
         return 1 + max(set(tokenizer.get_vocab().values()) - unused)
+
+    def check_embedding(self, rows: int) -> None:
+        """Raise InputError where the tokenizer has tokens beyond an embedding of so many rows."""
+        if rows < self.n_tokens:
+            raise InputError(f"{self.where}: its tokenizer has {self.n_tokens} tokens, its embedding {rows}")
 
     def backend_tokenizer(self) -> Any:
         """A copy of the `tokenizers.Tokenizer` inside."""
@@ -138,9 +143,12 @@ class Base:
             place, options = self.place
             # What cannot be downloaded is an OSError; all else was read, and is wrong.
             if not isinstance(error, OSError) or "gguf_file" in options or Path(place).is_dir():
-                raise InputError(f"{self.where}: its {what} cannot be read ({first_line(error)})") from error
+                # Some of transformers' messages end with a colon and an empty list.
+                why = first_line(error).rstrip(": ")
+                raise InputError(f"{self.where}: its {what} cannot be read ({why})") from error
             raise InputError(
-                f"{self.where}: its {what} cannot be downloaded from the Hugging Face hub ({first_line(error)}); "
+                f"{self.where}: its {what} cannot be downloaded from the Hugging Face hub ({first_line(error)}), and "
+                "no folder here has this name; "
                 f"connect to a network, or name {ALLOWED}{did_you_mean(self.name, [SMOLLM2])}"
             ) from error
 

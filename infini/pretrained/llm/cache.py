@@ -31,7 +31,7 @@ from transformers.cache_utils import (
 from infini.errors import InputError
 from infini.nn.state import detach, filled, fork, map_state, move, select_rows, state_bytes, stored_leaves
 from infini.nn.tensor_file import read_tensors, write_tensors
-from infini.pretrained.llm.attention import Call, Layer, LayerState, attend, empty_state
+from infini.pretrained.llm.attention import Call, Layer, LayerState, attend, empty_state, heads_of
 from infini.pretrained.llm.plan import Columns, group_rows, real_columns
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
@@ -207,6 +207,7 @@ class InfiniCache(Cache):
         config = getattr(config, "config", config)
         self.settings = settings_of(config)
         self.model_type: str = config.model_type
+        self._heads = heads_of(config)[1:]
         types, options = get_layer_types_and_kwargs(config)
         super().__init__(
             layers=[
@@ -465,6 +466,8 @@ class InfiniCache(Cache):
         attention_mask [B, T]: 0 is padding. B rows: as many as were read, or a multiple of them, side by side. Layers
         that slide count columns: where text and question exceed their window, padded questions are an InputError.
         """
+        if input_ids.dim() != 2:
+            raise InputError(f"input_ids has {input_ids.dim()} axes: must be [rows, tokens]")
         rows, new = input_ids.shape
         if not self.lengths or rows % len(self.lengths):
             raise InputError(
@@ -534,6 +537,11 @@ class InfiniCache(Cache):
         for key, value in own.items():
             if stored.get(key) != value:
                 raise InputError(f"{path}: was saved with {key}={stored.get(key)!r}, the model has {key}={value!r}")
+        for name, tensor in tensors.items():
+            # Keys of both kinds of layers have their heads in axis 1 and their size in the last.
+            if name.endswith(("k_BGNK", ".keys")) and (found := (tensor.shape[1], tensor.shape[-1])) != cache._heads:
+                has, wanted = (f"{n_heads} key-value heads of {size}" for n_heads, size in (found, cache._heads))
+                raise InputError(f"{path}: was saved with {has}, the model has {wanted}")
         cache.lengths, cache._leads = json.loads(about["lengths"]), json.loads(about["leads"])
         columns = int(about["columns"])
         places = _layer_devices(model)

@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError
 from infini.pretrained.llm.modeling import CausalLMMixin
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "SmolLM3", "Olmo2", "Phi3")
@@ -66,5 +66,8 @@ def classes_for(model: Any) -> tuple[Any, Any]:
     reason = _REFUSED.get(name)
     if reason is None and getattr(getattr(model, "config", None), "vision_config", None) is not None:
         reason = "it is multimodal"
-    reason = reason or f"the family is not known here{did_you_mean(name, CLASSES)}"
+    whole = f"{name.removeprefix('Infini').removesuffix('Model')}ForCausalLM"
+    if reason is None and whole in CLASSES:
+        reason = f"it lacks the output head; did you mean {whole!r}?"
+    reason = reason or "the family is not known here"
     raise InputError(f"{name} cannot be injected: {reason}; {known}")

@@ -133,11 +133,14 @@ def _chosen_layers(layers: Sequence[int] | None, kinds: list[str]) -> tuple[int,
         return tuple(found or everything)
     if isinstance(layers, str) or not isinstance(layers, Iterable):
         raise InputError(f"layers={layers!r}: must be a list of numbers, or None")
+    wrong = f"layers={list(layers)}: must be whole numbers"
     try:
         # Numbers of numpy, too, which a config could not store.
         numbers = [operator.index(i) for i in layers]
     except TypeError:
-        raise InputError(f"layers={list(layers)}: must be whole numbers") from None
+        raise InputError(wrong) from None
+    if any(isinstance(i, bool) for i in layers):
+        raise InputError(wrong)
     chosen = tuple(sorted({i + len(kinds) if -len(kinds) <= i < 0 else i for i in numbers}))
     if not chosen or any(i not in everything for i in chosen):
         raise InputError(f"layers={list(layers)}: name at least one of 0 to {len(kinds) - 1}")

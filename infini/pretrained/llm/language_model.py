@@ -26,10 +26,10 @@ from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype, without_autocast
 from infini.nn.protocols import Keep, ModelOutput, Projection
 from infini.nn.state import Clock, State, fork, map_state, reset_rows, state_class
-from infini.pretrained.llm.attention import LayerState, Wanted, empty_memory, empty_state, layer_types
+from infini.pretrained.llm.attention import LayerState, Wanted, empty_memory, empty_state, heads_of, layer_types
 from infini.pretrained.llm.cache import InfiniCache, stock_layer
 from infini.pretrained.llm.inject import inject, resize_segments
-from infini.pretrained.llm.modeling import CausalLMMixin, heads_of
+from infini.pretrained.llm.modeling import CausalLMMixin
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 MemoryKind = Literal["infini", "none", "full"]

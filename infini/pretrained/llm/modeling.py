@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 from infini.errors import InputError
 from infini.nn.host import to_device, to_numpy
 from infini.pretrained.llm import saving
-from infini.pretrained.llm.attention import NAME, Call, InfiniGate, kinds_without_memory
+from infini.pretrained.llm.attention import NAME, Call, InfiniGate, heads_of, kinds_without_memory
 from infini.pretrained.llm.cache import InfiniCache, device_of
 from infini.pretrained.llm.plan import Columns, group_rows, real_columns
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
@@ -190,7 +190,8 @@ class ModelMixin(_Initialised):
         if again and kinds_without_memory(self.config):
             raise InputError(
                 "gradient checkpointing and a cache go together only where every layer has a memory: "
-                f"layers={list(self.infini_settings.layers)} of {len(self.layers)}"
+                f"layers={list(self.infini_settings.layers)} of {len(self.layers)}; generate in evaluation mode "
+                "(model.eval()), or with use_cache=False"
             )
         return given
 
@@ -406,13 +407,6 @@ def convert(model: Any, settings: InfiniSettings) -> None:
             _turn_into(block.self_attn, AttentionMixin)
             block.self_attn.infini_gate = InfiniGate(*heads_of(model.config), settings, device)
     model.config._attn_implementation = NAME
-
-
-def heads_of(config: Any) -> tuple[int, int, int]:
-    """Query heads, key-value heads, and d_key."""
-    heads = config.num_attention_heads
-    d_key = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, d_key
 
 
 def apply_settings(model: Any, settings: InfiniSettings) -> None:

@@ -57,13 +57,15 @@ class InfiniSettings:
             ("local_attention", get_args(Kernel)),
         ):
             one_of(name, getattr(self, name), options)
-        is_number = isinstance(self.gate_init, int | float) and math.isfinite(self.gate_init)
+        is_number = type(self.gate_init) in (int, float) and math.isfinite(self.gate_init)
         require(is_number, "gate_init", self.gate_init, "must be a finite number; -10000 shuts the gates")
         decay = self.memory_decay
         lasts = decay is None or (type(decay) in (int, float) and 1 <= decay < math.inf)
         require(lasts, "memory_decay", decay, "must be None, or a finite number of segments, at least 1")
         if self.input_gate is not None:
             one_of("input_gate", self.input_gate, get_args(InputGate))
+        for name in ("base", "training"):
+            require(isinstance(getattr(self, name), str), name, getattr(self, name), "must be a text")
         most = f"must be from 0 to segment_length={self.segment_length}"
         require(0 <= self.sinks <= self.segment_length, "sinks", self.sinks, most)
 

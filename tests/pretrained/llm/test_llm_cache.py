@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from helpers import assert_close, assert_same_state
 from tiny_llms import ADDITIONS, SHARED, N, greedy, logits, logits_in_calls, padded, prompt, tiny_base, tiny_llm
 
+from infini.errors import InputError
 from infini.nn.tensor_file import read_tensors, write_tensors
 from infini.pretrained.llm import InfiniCache, inject
 from infini.pretrained.llm import cache as cache_module
@@ -77,6 +79,12 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             InfiniCache.load(path, other)
+    for change, found in (({"num_key_value_heads": 4}, "4 key-value heads of 8"), ({"head_dim": 4}, "2 .* of 4")):
+        # Two bases without a name, as they come from a config.
+        config = transformers.LlamaConfig(**{**tiny_base().config.to_dict(), **change})
+        other = inject(transformers.LlamaForCausalLM(config), N)
+        with pytest.raises(InputError, match=f"was saved with 2 key-value heads of 8, the model has {found}"):
+            InfiniCache.load(path, other)
     tensors, about = read_tensors(path)
     write_tensors(path, tensors, {**about, "format": "another"})
     with pytest.raises(ValueError, match="is not 'infini-cache-1'"):
@@ -100,6 +108,12 @@ def test_forks_share_nothing(options: dict[str, Any], name: str) -> None:
     asked = cache.inputs(questions)
     assert torch.equal(greedy(model, asked.pop("input_ids"), N, **asked)[:, -N:], torch.stack(expected))
     assert cache.lengths == [book.shape[1]] and cache.columns == book.shape[1]
+
+
+def test_inputs_are_rows_of_tokens() -> None:
+    cache = logits_in_calls(tiny_llm(), prompt(1, 5), [5])[1]
+    with pytest.raises(InputError, match="input_ids has 1 axes: must be"):
+        cache.inputs(prompt(1, 3)[0])
 
 
 def test_inputs_behind_padding(tmp_path: Path) -> None:

@@ -48,8 +48,18 @@ def test_what_nobody_sets_is_what_the_options_of_the_model_say() -> None:
 def test_no_network_is_one_line() -> None:
     with pytest.raises(InputError, match="^model.base='nobody/nothing': its configuration cannot be downloaded from"):
         _ = Base("nobody/nothing").config
+    with pytest.raises(InputError, match="^model.base='moved': .*, and no folder here has this name; connect"):
+        _ = Base("moved").config
     with pytest.raises(InputError, match="or smollm2; did you mean 'smollm2'\\?$"):
         _ = Base("smollm").config
+
+
+def test_a_folder_without_a_tokenizer_is_one_whole_line(tmp_path: Path) -> None:
+    folder = write_tiny_base(tmp_path / "base")
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(InputError, match=r"its tokenizer cannot be read \(.*\w\)$"):
+        _ = Base(str(folder)).tokenizer
 
 
 def test_only_what_cannot_be_downloaded_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

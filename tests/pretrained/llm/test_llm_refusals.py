@@ -58,6 +58,12 @@ def test_an_unknown_family_is_refused() -> None:
         inject(tiny_base().model, N)
     with pytest.raises(ValueError, match="Linear cannot be injected"):
         inject(torch.nn.Linear(1, 1), N)
+    # A name that looks like another family's is no typing error.
+    config = transformers.GPTNeoXConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=11)
+    with pytest.raises(ValueError, match="GPTNeoXForCausalLM cannot be injected: the family is not known here; these"):
+        inject(transformers.GPTNeoXForCausalLM(config), N)
+    with pytest.raises(ValueError, match="InfiniLlamaModel cannot be injected: it lacks the output head; did you mean"):
+        inject(tiny_llm().model, N)
 
 
 def test_a_multimodal_model_is_refused() -> None:
@@ -101,6 +107,9 @@ def test_a_bidirectional_model_is_refused() -> None:
         ("llama", {"input_gate": "exp"}, "input_gate='exp': must be one of sigmoid"),
         ("llama", {"input_gate": True}, "input_gate=True: must be one of sigmoid"),
         ("llama", {"gate_init": float("-inf")}, "gate_init=-inf: must be a finite number"),
+        ("llama", {"gate_init": True}, "gate_init=True: must be a finite number"),
+        ("llama", {"base": 3}, "base=3: must be a text"),
+        ("llama", {"layers": [True, False]}, r"layers=\[True, False\]: must be whole numbers"),
         ("llama", {"layers": [2]}, r"layers=\[2\]: name at least one of 0 to 1"),
         ("llama", {"layers": "all"}, "layers='all': must be a list of numbers, or None"),
         ("llama", {"layers": 1}, "layers=1: must be a list of numbers, or None"),

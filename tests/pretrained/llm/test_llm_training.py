@@ -13,6 +13,7 @@ from tiny_llms import ADDITIONS, GATE, N, logits, padded, prompt, tiny_base, tin
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from infini.errors import InputError
 from infini.nn.state import scale_memory
 from infini.pretrained.llm import GATE_MODULES, InfiniCache, parameter_groups
 from infini.pretrained.llm.language_model import PretrainedLM
@@ -173,6 +174,20 @@ def test_trainer_of_transformers(tmp_path: Path) -> None:
     assert all((b - GATE).abs().max() > 0.01 for b in betas)
     loaded = type(model).from_pretrained(tmp_path / "checkpoint-4")
     assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_generation_in_a_checkpointed_training_says_what_to_do() -> None:
+    """Layers without a memory lose their cache there: transformers takes it away from every layer."""
+    model, ids = tiny_llm("gemma3"), prompt(1, 3 * N + 2)
+    expected = model.generate(ids, max_new_tokens=3, do_sample=False)
+    model.activation_checkpointing_enable()
+    model.train()
+    with pytest.raises(
+        InputError, match=r"layers=\[1, 2\] of 3; generate in evaluation mode .*, or with use_cache=False"
+    ):
+        model.generate(ids, max_new_tokens=3, do_sample=False)
+    assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False), expected)
+    assert torch.equal(model.eval().generate(ids, max_new_tokens=3, do_sample=False), expected)
 
 
 @OPTIONS
