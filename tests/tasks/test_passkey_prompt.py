@@ -18,6 +18,11 @@ def encoders(tmp_path_factory):
     return {"words": word_tokenizer(), "bpe": bpe}
 
 
+@pytest.fixture(scope="module")
+def small_bpe(tmp_path_factory):
+    return bpe_tokenizer(synthetic_documents("train"), 290, tmp_path_factory.mktemp("cache"))
+
+
 def whole(example):
     """Prompt and answer as one array."""
     return np.concatenate([*example.chunks(1000), example.answer])
@@ -244,12 +249,11 @@ def test_the_length_that_is_called_enough_is_enough(encoders, tokenizer, depth):
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("difference", [-1, 1])
-def test_enough_is_enough_where_the_misprint_is_shorter_or_longer(tmp_path, difference, depth):
+def test_enough_is_enough_where_the_misprint_is_shorter_or_longer(small_bpe, difference, depth):
     """A small vocabulary gives "ack" one token less than "back", or one more."""
-    bpe = bpe_tokenizer(synthetic_documents("train"), 290, tmp_path)
 
     def encode(text: str) -> np.ndarray:
-        return bpe.encode(text if difference < 0 else text.replace("back", "bk"))
+        return small_bpe.encode(text if difference < 0 else text.replace("back", "bk"))
 
     template = PasskeyTemplate(encode, as_printed=True)
     assert len(template.second_block) - len(template.block) == difference
