@@ -35,7 +35,7 @@ MAX_SECONDS_BETWEEN = 600.0
 """Most seconds between two checkpoints where the recipe counts steps."""
 SECONDS_OF_ONE_STOP = 1.0
 """Signals within this many seconds are one request to stop: a launcher and a scheduler may both send one."""
-STOPPING = "\nstopping after this step, with a checkpoint; Ctrl-C again stops at once, without one\n"
+STOPPING = "\nstopping after this step, with a checkpoint; Ctrl-C or a signal again stops at once, without one\n"
 
 
 class UnfinishedRun:
