@@ -56,6 +56,12 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
         raise with_keys_of(verb, error) from error
     for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
         check(verb, cfg, job_overrides, _runs_elsewhere(words))
+    if "model" in verb.groups:
+        # Imports torch, so that a single command does this later.
+        from infini.models import check_options
+
+        for cfg in checked:
+            check_options(cfg.model)
     note_replaced(overrides)
     # A file for each finished job, with the run ids of its records, a line each; jobs may run in several processes.
     # When all jobs have finished, the files are removed, and the same command runs all jobs again.

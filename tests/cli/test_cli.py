@@ -492,6 +492,20 @@ def test_sweep_runs_every_combination(calls: list[Call], monkeypatch: pytest.Mon
     assert [entry.name for entry in tmp_path.iterdir()] == ["outputs"]
 
 
+def test_a_models_options_are_checked_before_the_first_job(
+    calls: list[Call], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last of them could otherwise fail after hours."""
+    for words, said in (
+        ("model=infini_delta model.gate_init=zeros,halves", "model.gate_init='halves': must be one of"),
+        ("model=local,llm model.base=nowhere model.train=gates,all model.memory=none", "model.base"),
+        ("model=llm model.train=all,gates model.memory=none", "model.train='gates': model.memory=none has no gates"),
+    ):
+        assert cli.main(["train", "-m", *words.split()]) == cli.USAGE_ERROR
+        assert f"infini: error: {said}" in capsys.readouterr().err
+    assert not calls
+
+
 def test_a_sweep_takes_the_choices_of_a_group_by_a_pattern(calls: list[Call]) -> None:
     assert cli.main(["train", "-m", "model=glob(infini*)"]) == 0
     assert [cfg.model["name"] for cfg, *_ in calls] == ["infini_delta", "infini_linear", "infini_xl"]
