@@ -139,7 +139,7 @@ def _check_model(cfg: Config) -> None:
     if "base" not in cfg.model and cfg.model.get("weights") is None:
         # A user's model may read a tensor while it is made, which has no values here.
         with contextlib.suppress(RuntimeError), torch.device("meta"):
-            _check_stages(cfg, build_model(cfg.model, cfg.dims, vocab_size=1))
+            _check_stages(cfg, build_model(cfg.model, cfg.dims, cfg.scale.vocab_size))
 
 
 def _check_stages(cfg: Config, model: Any) -> None:

@@ -18,6 +18,7 @@ from infini.cli import main as cli
 from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import Config, groups, key_of
+from infini.models import kind_of
 from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text, train
 from infini.training import compiled
 
@@ -588,6 +589,13 @@ def test_what_a_model_refuses_is_said_before_its_data_are_read(
     """Reading and tokenizing them takes minutes."""
     monkeypatch.setattr(train, "load_data_module", lambda cfg: pytest.fail("the data are read"))
     assert error(capfd, "train", "task.data_dir=synthetic", *words.split()).startswith(said)
+
+
+@pytest.mark.parametrize("name", groups()["model"])
+def test_every_model_passes_the_check_before_its_data_are_read(name: str) -> None:
+    if kind_of(name) == "seq2seq":
+        pytest.importorskip("transformers")
+    train._check_model(compose([f"model={name}"]))
 
 
 def test_a_model_that_reads_a_tensor_while_it_is_made_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
