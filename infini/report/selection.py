@@ -365,7 +365,10 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
         candidates = _without_synthetic(candidates)
         for name in report.titles:
             # What steps back has no say in which data the table is about.
-            replaced = _superseded(report, name, [run for run in candidates if rows[run.run_id] == name], selection)
+            of_row = [run for run in candidates if rows[run.run_id] == name]
+            if not of_row:
+                continue
+            replaced = _superseded(report, of_row, report.find_mismatches(name, of_row, selection))
             candidates = [run for run in candidates if run.run_id not in replaced]
             if replaced:
                 selection.superseded[name] = replaced
@@ -400,7 +403,7 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
     """Select the runs of one row."""
     where = f"{report.name} at scale {runs[0].scale}, {name}"
     mismatches = report.find_mismatches(name, runs, selection)
-    if replaced := _superseded(report, name, runs, selection):
+    if replaced := _superseded(report, runs, mismatches):
         selection.superseded[name] = selection.superseded.get(name, {}) | replaced
         runs = [run for run in runs if run.run_id not in replaced]
     runs = _agreeing(runs, _corpus, report, f"{where}: different data in one row")
@@ -414,14 +417,16 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
         selection.mismatches[name] = list(found)
 
 
-def _superseded(report: RunReport, name: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
+def _superseded(
+    report: RunReport, runs: Sequence[RunRecord], mismatches: Mapping[str, list[str]]
+) -> dict[str, list[str]]:
     """Run id -> how the run differs from what its row declares, for those of which another differs only in some ways.
 
-    runs: of one row. With an `aggregate` none steps back: the reader has chosen.
+    runs: of one row. mismatches: theirs, see RunReport.find_mismatches. With an `aggregate` none steps back: the reader
+    has chosen.
     """
-    if report.aggregate is not None or not runs:
+    if report.aggregate is not None:
         return {}
-    mismatches = report.find_mismatches(name, runs, known)
     differing = {run.run_id: set(mismatches.get(run.run_id, ())) for run in runs}
     return {
         run.run_id: mismatches[run.run_id]
