@@ -404,7 +404,7 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
     where = f"{report.name} at scale {runs[0].scale}, {name}"
     mismatches = report.find_mismatches(name, runs, selection)
     if replaced := _superseded(report, runs, mismatches):
-        selection.superseded[name] = selection.superseded.get(name, {}) | replaced
+        selection.superseded[name] = replaced
         runs = [run for run in runs if run.run_id not in replaced]
     runs = _agreeing(runs, _corpus, report, f"{where}: different data in one row")
     settings = partial(_settings, selection=selection)
