@@ -195,7 +195,7 @@ def new_run_id(verb: str, task: str, model: str, seed: int) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", f"{stamp}-{verb}-{task}-{model}-s{seed}-{secrets.token_hex(3)}")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write `content` to `path`; readers see either the old or the new file, never a part.
 
     Folders are created. If writing fails, no temporary file remains and the old file stays. Raises InputError where

@@ -6,6 +6,7 @@ Shared by all tasks of running text. Works with any infini.nn.protocols.Language
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from infini.evaluation.saved_reading import Reading, SavedReadings
 from infini.nn.host import to_device
 from infini.nn.ops.cross_entropy import token_nll
-from infini.nn.state import State, is_memory, leaves, map_state, select_rows
+from infini.nn.state import State, is_memory, leaves, map_state, move, select_rows
 
 LOSS_CHUNK = 2048
 TOKENS_OF_A_BASE = 2048
@@ -153,6 +155,16 @@ class _Rows:
         self.by_position.add(index, column, nll_BT, asked_BT)
         self.by_place.add(index, column % self.segment_length, nll_BT, asked_BT)
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The sums so far, by name."""
+        sums = {"by_position": self.by_position, "by_place": self.by_place}
+        return {f"{name}.{field}": getattr(of, field) for name, of in sums.items() for field in ("nll", "tokens")}
+
+    def fill(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Set the sums to those that another process had."""
+        for name, own in self.tensors().items():
+            own.copy_(tensors[name])
+
     def result(self) -> Streamed:
         return Streamed(self.by_position.result(), self.by_place.result())
 
@@ -176,19 +188,26 @@ def stream_documents(
     edges: list[int] | None = None,
     segment_length: int | None = None,
     advance: Advance = lambda tokens: None,
+    saved: SavedStream | None = None,
 ) -> Streamed:
     """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
 
     Every token is scored, the first after bos_id. reset_every: forget after this many tokens, as if a document began
     (the `reset` knock-out). edges: position bins; None: those of the longest document. segment_length: of the place
     bins; None: the model's, whose window may be several segments. advance is called with the number of tokens read.
+    saved: where the state is saved from time to time, and that of an earlier process, which was stopped.
     """
     device = next(model.parameters()).device
     lengths = [int(min(n, max_tokens or n)) for n in documents.n_tokens]
     edges = edges or position_edges(max(lengths))
     rows = _Rows(documents, lengths, bos_id, edges, segment_length or model.segment_length, device)
     state: State | None = None
-    for position in range(0, max(lengths), tokens_per_call):
+    first = 0
+    if saved is not None and (found := saved.take(max(lengths))) is not None:
+        first, state = found.tokens, move(found.state, device)
+        rows.fill(found.measured)
+        saved.skip(sum(min(length, first) for length in lengths))
+    for position in range(first, max(lengths), tokens_per_call):
         active = rows.active(position)
         if state is not None and len(active) < len(state.clock.position_B):
             state = select_rows(state, torch.arange(len(active)))
@@ -206,12 +225,38 @@ def stream_documents(
         state = out.state
         rows.add(active, position, token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK), targets)
         advance(int(mask.numpy().sum()))
+        if saved is not None:
+            saved.keep(min(position + tokens_per_call, max(lengths)), state, rows.tensors)
     return rows.result()
 
 
+class SavedStream:
+    """The state of one batch of documents on disk. name: that of its result; store: the evaluation's states."""
+
+    def __init__(self, store: SavedReadings, name: str, skip: Advance) -> None:
+        self.skip = skip
+        self._store, self._name, self._started = store, name, time.perf_counter()
+        self.earlier = 0.0
+        """Seconds in which earlier processes read what is not read again."""
+
+    def take(self, longest: int) -> Reading | None:
+        """What an earlier process had read of these documents, the longest of which has so many tokens."""
+        found = self._store.take("documents", 1, 0, longest, lambda _: [self._name])
+        if found is not None:
+            self.earlier = found.measured["seconds"]
+        return found
+
+    def keep(self, tokens: int, state: State, sums: Callable[[], dict[str, torch.Tensor]]) -> None:
+        """Save the state if it is time to. tokens: read of the longest document."""
+        if self._store.due():
+            seconds = self.earlier + time.perf_counter() - self._started
+            moved = {name: tensor.cpu() for name, tensor in sums().items()}
+            self._store.save("documents", [self._name], Reading(tokens, state, {"seconds": seconds, **moved}))
+
+
 DOCS_PER_BATCH = 16
-"""Documents read in one batch, so that memory does not grow with their number. A stopped evaluation resumes after the
-last batch that was read to its end. Parts of an evaluation share batches: others would change the last bits."""
+"""Documents read in one batch, so that memory does not grow with their number. Parts of an evaluation share
+batches: others would change the last bits."""
 
 
 def document_batches(lengths: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

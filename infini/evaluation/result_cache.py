@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from infini.errors import BusyError, InputError
-from infini.records import RunRecord, naming, remove_leftovers, write_atomically
+from infini.records import RunRecord, naming, write_atomically
 from infini.system.devices import autocast
 from infini.system.paths import lock_file
-from infini.system.progress import plain_console, progress_bar, warn
+from infini.system.progress import Advance, plain_console, progress_bar, warn
 
 T = TypeVar("T")
 BUSY = "another evaluation of this model is writing it; wait until that has ended"
@@ -78,9 +78,9 @@ class ResultCache:
         self.entries = self._read()
 
     @contextlib.contextmanager
-    def measuring(self, title: str, total: float, precision: str, device: Any) -> Iterator[Callable[[float], None]]:
-        """Inside, the file is locked and products have the format of parallel.precision. Gives the function that
-        advances a progress bar over `total` tokens."""
+    def measuring(self, title: str, total: float, precision: str, device: Any) -> Iterator[Advance]:
+        """Inside, the file is locked and products have the format of parallel.precision. Gives what advances a progress
+        bar over `total` tokens."""
         bar = progress_bar(title, total, plain_console().is_terminal)
         with self, bar as advance, autocast(precision, device):
             yield advance
@@ -112,7 +112,9 @@ class ResultCache:
                 self._file = locks.enter_context(lock_file(self._own, BUSY))
             # Only under the lock: an incomplete last line may be one that another process is writing.
             self._file.truncate(self._own.read_bytes().rfind(b"\n") + 1)
-            remove_leftovers(self._own)
+            # Of this file and of saved states.
+            for left in self._own.parent.glob(f".{self._own.stem}.*.tmp"):
+                left.unlink(missing_ok=True)
             self._locks = locks.pop_all()
         return self
 
@@ -130,11 +132,16 @@ class ResultCache:
         """Raises PartDone in a part. names: all results of the whole evaluation."""
         if self.part is None:
             return
+        self._remove_states(self._own)
         found = len(self._read().keys() & set(names))
         raise PartDone(
             f"part={self.part[0]}/{self.part[1]}: done; {found:,} of {len(names):,} results are in the cache. The same "
             "command without part measures what is missing and writes the record"
         )
+
+    def state_path(self, name: str) -> Path:
+        """The file of a state of an unfinished reading; `drop` and the end of a part remove it."""
+        return self._own.with_name(f"{self._own.stem}.{name}.state")
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
         """Store one entry; it is on disk when this returns."""
@@ -181,6 +188,13 @@ class ResultCache:
                 self.path.unlink(missing_ok=True)
             for path in self.path.parent.glob(self._parts):
                 path.unlink(missing_ok=True)
+            # Those of parts, too.
+            self._remove_states(self.path)
+
+    @staticmethod
+    def _remove_states(path: Path) -> None:
+        for state in path.parent.glob(f"{path.stem}.*.state"):
+            state.unlink(missing_ok=True)
 
 
 def to_line(entry: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ prompts that are read alone, from the first token to the last.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from infini.evaluation.saved_reading import Reading, SavedReadings
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype
-from infini.nn.state import State, fork, is_memory, leaves, select_rows
+from infini.nn.state import State, fork, is_memory, leaves, move, select_rows
 from infini.tasks.passkey.prompt import EVALUATION_STREAM, PasskeyTemplate, Prompt, shared_prefix
 
 Advance = Callable[[int], None]
@@ -154,30 +156,48 @@ def answer_questions(
     rows_per_call: int = 64,
     knock_out: bool = False,
     advance: Advance = lambda tokens: None,
+    skip: Advance = lambda tokens: None,
+    saved: SavedReadings | None = None,
     before_reading: Callable[[], None] = lambda: None,
 ) -> Iterator[Answer]:
     """Answer every question, each as soon as its prompt has been read.
 
     tokens_per_call: tokens of a row in one call. rows_per_call: rows of a call. Neither changes an answer.
     knock_out: every segment starts from an empty memory. advance is called with the number of tokens read; shared
-    tokens count once. before_reading is called before what is read for the next answers, which are of one length.
+    tokens count once. saved: states of an earlier call, which was stopped, and of this one; skip is called with the
+    number of tokens that need not be read again. before_reading is called before what is read for the next answers,
+    which are of one length.
     """
     if not questions:
         return
     trunk_question, lanes = plan_reading(questions, rows_per_call)
-    reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out)
+    reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out, skip, saved)
     trunk = reader.begin()
     for lane in lanes:
         before_reading()
-        trunk = reader.read(trunk, [trunk_question], lane.branch)
+        trunk = reader.read(trunk, [trunk_question], lane.branch, "trunk")
         state = select_rows(trunk.state, torch.zeros(len(lane.rows), dtype=torch.long))
         run, longest = replace(trunk, state=state), [row[-1] for row in lane.rows]
         for column, stop in enumerate(lane.forks):
-            run = reader.read(run, longest, stop)
+            run = reader.read(run, longest, stop, "rows")
             shorter = [row[column] for row in lane.rows]
             yield from reader.decode(reader.read(replace(run, state=fork(run.state)), shorter), shorter)
             before_reading()
-        yield from reader.decode(reader.read(run, longest), longest)
+        yield from reader.decode(reader.read(run, longest, name="rows"), longest)
+
+
+def _digests(questions: Sequence[Question], count: int) -> list[str]:
+    """The SHA-256 of the first `count` tokens of each prompt."""
+    digests = []
+    for question in questions:
+        digest, left = hashlib.sha256(), count
+        for chunk in question.prompt.chunks(1 << 16):
+            if left <= 0:
+                break
+            digest.update(chunk[:left].astype(np.int64).tobytes())
+            left -= len(chunk)
+        digests.append(digest.hexdigest())
+    return digests
 
 
 @dataclass(frozen=True)
@@ -196,9 +216,18 @@ class _Run:
 class _Reader:
     """Feeds tokens to a model and counts time and tokens."""
 
-    def __init__(self, model: Any, bos_id: int, tokens_per_call: int, advance: Advance, knock_out: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        bos_id: int,
+        tokens_per_call: int,
+        advance: Advance,
+        knock_out: bool,
+        skip: Advance = lambda tokens: None,
+        saved: SavedReadings | None = None,
+    ) -> None:
         self.model, self.bos_id, self.tokens_per_call = model, bos_id, tokens_per_call
-        self.advance, self.knock_out = advance, knock_out
+        self.advance, self.knock_out, self.skip, self.saved = advance, knock_out, skip, saved
         self.device = next(model.parameters()).device
 
     def _clock(self) -> float:
@@ -226,10 +255,12 @@ class _Reader:
         seconds = run.seconds + self._clock() - started
         return replace(run, state=state, hidden_BD=hidden_BD, tokens=run.tokens + ids.shape[1], seconds=seconds)
 
-    def read(self, run: _Run, questions: Sequence[Question], stop: int | None = None) -> _Run:
+    def read(self, run: _Run, questions: Sequence[Question], stop: int | None = None, name: str | None = None) -> _Run:
         """Read on in these prompts of equal length, a row each, up to token `stop`; None: up to their end, with the
-        output from which the answer is decoded. Calls end on the model's segment grid."""
+        output from which the answer is decoded. Calls end on the model's segment grid. name: that of the reading, whose
+        states are saved; None: not saved."""
         end = len(questions[0].prompt) if stop is None else stop
+        run = self._saved(run, questions, end if stop is None else end + 1, name)
         while (position := run.tokens - 1) < end:
             count = min(self.tokens_per_call - run.tokens % self.tokens_per_call, end - position)
             started = time.perf_counter()
@@ -238,7 +269,22 @@ class _Reader:
             run = replace(run, seconds=run.seconds + spent, generator_seconds=run.generator_seconds + spent)
             run = self._call(run, ids, with_output=stop is None and position + count == end)
             self.advance(ids.size)
+            if name is not None and self.saved is not None and self.saved.due():
+                measured = {"seconds": run.seconds, "generator_seconds": run.generator_seconds}
+                texts = _digests(questions, run.tokens - 1)
+                self.saved.save(name, texts, Reading(run.tokens, run.state, measured))
         return run
+
+    def _saved(self, run: _Run, questions: Sequence[Question], last: int, name: str | None) -> _Run:
+        """The state of an earlier process that has read more of these prompts, but at most `last` tokens with the
+        beginning-of-document token; else `run`."""
+        if name is None or self.saved is None:
+            return run
+        found = self.saved.take(name, len(questions), run.tokens, last, lambda tokens: _digests(questions, tokens - 1))
+        if found is None:
+            return run
+        self.skip((found.tokens - run.tokens) * len(questions))
+        return _Run(move(found.state, self.device), torch.empty(0), found.tokens, **found.measured)
 
     def decode(self, run: _Run, questions: Sequence[Question]) -> list[Answer]:
         """Greedy decoding of as many tokens as each row's key has."""

@@ -14,6 +14,7 @@ from infini.config.lengths import format_length, parse_depths, parse_lengths, pa
 from infini.config.schema import Config
 from infini.evaluation.dilution import half_dilution
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
+from infini.evaluation.saved_reading import SavedReadings
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
 from infini.system.devices import begin_peak_memory, peak_memory_bytes
@@ -81,6 +82,7 @@ def evaluate(
         names[question.length, question.depth].append(question.name)
     total = tokens_to_read(missing, task.rows_per_call) if missing else 0
     title = f"{cfg.model['name']} on {task.name}"
+    saved = SavedReadings(cache)
     with cache.measuring(title, total, cfg.parallel.precision, device) as advance:
         for answer in answer_questions(
             model,
@@ -90,6 +92,8 @@ def evaluate(
             rows_per_call=task.rows_per_call,
             knock_out=task.knockout == "reset",
             advance=advance,
+            skip=advance.skip,
+            saved=saved,
             before_reading=begin_part,
         ):
             question = answer.question
@@ -115,7 +119,8 @@ def evaluate(
         }
     # All questions count, however many were answered by an earlier process or in parts.
     seen = tokens_to_read(questions, task.rows_per_call)
-    record.cost = {"tokens_seen": seen, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
+    resumed = saved.taken or len(missing) < len(questions)
+    record.cost = {"tokens_seen": seen, "state_floats": state_floats, "resumed": resumed}
     record.cost["peak_memory_bytes"] = max([*peaks, peak_memory_bytes(device)])
     return cache.hand_over(record, [question.name for question in questions])
 

@@ -16,11 +16,12 @@ from infini.config.lengths import parse_part
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation import perplexity
-from infini.evaluation.perplexity import Binned, DocumentSubset, Streamed, stream_documents
+from infini.evaluation.perplexity import Binned, DocumentSubset, SavedStream, Streamed, stream_documents
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
+from infini.evaluation.saved_reading import SavedReadings
 from infini.nn.protocols import carried_floats, optional
 from infini.records import RunRecord
-from infini.system.progress import plain_console
+from infini.system.progress import Advance, plain_console
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, extents, tokenise
 
@@ -58,8 +59,9 @@ def evaluate(
     # The time left follows from the pace of this process.
     left = sum(tokens for name, tokens in own.items() if name not in cache.entries)
     title = f"{cfg.model['name']} on {split_name}"
+    saved = SavedReadings(cache)
     with cache.measuring(title, left, cfg.parallel.precision, device) as advance:
-        passes = _Passes(cache, set(own), model, split, tokenizer.bos_id, call, N, advance)
+        passes = _Passes(cache, set(own), model, split, tokenizer.bos_id, call, N, advance, saved)
         streamed = passes.read("read", limit)
         if knockouts:
             # The pass takes all documents at once, because every document reads another's memory.
@@ -94,7 +96,7 @@ def evaluate(
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
         # The size after the longest part that was read of a document; its last segment may be a short one.
         "carried_floats": carried_floats(model, -(-int(streamed.tokens.max()) // N)),
-        "resumed": resumed,
+        "resumed": resumed or saved.taken,
     }
     cache.record_commits(record, list(cache.entries))
     return {}, lambda: cache.drop(list(cache.entries))
@@ -144,7 +146,8 @@ class _Passes:
     bos_id: int
     tokens_per_call: int
     segment_length: int
-    advance: perplexity.Advance
+    advance: Advance
+    saved: SavedReadings
 
     def read(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
         """stream_documents over all documents."""
@@ -152,13 +155,21 @@ class _Passes:
         def read(first: int, documents: DocumentSubset, edges: list[int]) -> tuple[Streamed, ...]:
             options: dict[str, Any] = {"max_tokens": max_tokens, "reset_every": reset_every, "edges": edges}
             options |= {"tokens_per_call": self.tokens_per_call, "segment_length": self.segment_length}
-            made = partial(stream_documents, self.model, documents, self.bos_id, advance=self.advance, **options)
-            return self.once(f"{name}/{first}", made)
+            saved = SavedStream(self.saved, f"{name}/{first}", self.advance.skip)
+            options |= {"advance": self.advance, "saved": saved}
+            made = partial(stream_documents, self.model, documents, self.bos_id, **options)
+            return self.once(f"{name}/{first}", made, lambda: saved.earlier)
 
         return perplexity.stream_in_batches(self.split, max_tokens, self.segment_length, read)
 
-    def once(self, name: str, read: Callable[[], Streamed | tuple[Streamed, Streamed]]) -> tuple[Streamed, ...]:
-        """The result of `read`, from the cache where it is there; empty for a result of another part."""
+    def once(
+        self,
+        name: str,
+        read: Callable[[], Streamed | tuple[Streamed, Streamed]],
+        earlier: Callable[[], float] = lambda: 0.0,
+    ) -> tuple[Streamed, ...]:
+        """The result of `read`, from the cache where it is there; empty for a result of another part. earlier: seconds
+        that other processes spent on it, known once it is read."""
         if name not in self.own:
             return ()
         entry = self.cache.entries.get(name)
@@ -166,7 +177,7 @@ class _Passes:
             started = time.perf_counter()
             result = read()
             parts = result if isinstance(result, tuple) else (result,)
-            made: dict[str, Any] = {"seconds": time.perf_counter() - started}
+            made: dict[str, Any] = {"seconds": earlier() + time.perf_counter() - started}
             for field in ("by_position", "by_place"):
                 binned = [getattr(part, field) for part in parts]
                 made[field] = [[each.edges, each.nll.tolist(), each.tokens.tolist()] for each in binned]

@@ -28,6 +28,25 @@ def test_without_a_terminal_a_line_now_and_then_says_how_long(
     assert lines == ["reading: 40 %, 24 s left", "reading: 80 %, 8 s left"]
 
 
+def test_what_was_done_before_is_in_no_estimate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the part done it would promise that the rest takes next to no time."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress_bar("reading", 1000, shown=False) as advance:
+        advance.skip(800)
+        for _ in range(10):
+            now[0] += 4.0
+            advance(20)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["reading: 40 %, 24 s left", "reading: 80 %, 8 s left"]
+    with progress.progress_bar("reading", 10) as advance:
+        advance.skip(4)
+        advance(6)
+    assert "100%" in capsys.readouterr().err
+
+
 def test_with_a_terminal_the_bar_reaches_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.progress_bar("reading", 10) as advance:
         advance(10)

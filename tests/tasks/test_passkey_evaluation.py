@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from helpers import one_in, tiny_dims, tiny_llm_folder, variant_id, variants, wi
 from report_runs import make_train
 
 from infini.errors import InputError
+from infini.evaluation import saved_reading
 from infini.evaluation.result_cache import ResultCache
+from infini.evaluation.saved_reading import SavedReadings
 from infini.models import build_model
 from infini.report.intervals import proportion_interval
 from infini.tasks.passkey.answers import Answer, _Reader, answer_questions, make_questions, tokens_to_read
@@ -107,6 +110,104 @@ def test_the_remaining_prompts_get_the_answers_they_would_have_got(options, prom
         assert np.array_equal(answer.given, expected.given)
         assert answer.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
         assert answer.tokens_read == expected.tokens_read
+
+
+@pytest.mark.parametrize(("options", "prompts"), models_alone())
+def test_a_reading_that_was_stopped_is_read_on_after_its_last_state(options, prompts, tmp_path, monkeypatch):
+    """Stopped after every few calls: the same bits, and only the call that was stopped is read again."""
+    monkeypatch.setattr(saved_reading, "SAVE_SECONDS", 0.0)
+    model = passkey_model(options)
+    questions = questions_of(examples=2, **prompts)
+    call = partial(answer_questions, model, bos_id=TOKENIZER.bos_id, tokens_per_call=48, rows_per_call=2)
+    straight = by_name(call(questions))
+    answers: dict[str, Answer] = {}
+    read: list[int] = []
+    cache = ResultCache(tmp_path / "a.jsonl", _FIELDS)
+
+    def advance(tokens):
+        read.append(tokens)
+        if len(read) % 4 == 0:
+            raise KeyboardInterrupt
+
+    while missing := [question for question in questions if question.name not in answers]:
+        skipped: list[int] = []
+        before = len(read)
+        store = SavedReadings(cache)
+        try:
+            for answer in call(missing, advance=advance, skip=skipped.append, saved=store):
+                answers[answer.question.name] = answer
+            assert sum(read[before:]) + sum(skipped) == tokens_to_read(missing, 2)
+        except KeyboardInterrupt:
+            assert skipped or before == 0 or len(answers)
+    for answer in answers.values():
+        expected = straight[answer.question.length, answer.question.depth, answer.question.index]
+        assert np.array_equal(answer.given, expected.given) and answer.tokens_read == expected.tokens_read
+        assert answer.log_probability == expected.log_probability
+    # A stop comes after every fourth call, and the next process reads that call again.
+    stops = len(read) // 4
+    assert sum(read) <= tokens_to_read(questions, 2) + stops * 2 * 48 * 2
+
+
+def stopped_cache(tmp_path, questions):
+    """That of an evaluation at commit "a" that was stopped in its seventh call; states were saved after all others."""
+    cache = ResultCache(tmp_path / "a.jsonl", _FIELDS)
+    for name in ("trunk", "rows"):
+        cache.state_path(name).unlink(missing_ok=True)
+    cache.commit = ["a", False]
+    calls = itertools.count(1)
+
+    def advance(tokens):
+        if next(calls) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(reading(questions, cache, advance))
+    return cache
+
+
+def reading(questions, cache, advance=lambda tokens: None, skip=lambda tokens: None):
+    model = passkey_model({"name": "infini_linear"})
+    options = {"tokens_per_call": 48, "advance": advance, "skip": skip, "saved": SavedReadings(cache)}
+    return answer_questions(model, questions, TOKENIZER.bos_id, **options)
+
+
+def test_states_of_other_texts_or_another_commit_are_not_read_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_reading, "SAVE_SECONDS", 0.0)
+    first, second = questions_of(examples=2, depths={"start": 0.0}, lengths=[333])
+    questions, others = [first], [replace(first, prompt=second.prompt)]
+    for asked, commit, expected in ((others, "a", [173]), (questions, "b", []), (questions, "a", [173, 66])):
+        cache = stopped_cache(tmp_path, questions)
+        cache.commit = [commit, False]
+        skipped: list[int] = []
+        list(reading(asked, cache, skip=skipped.append))
+        # The two prompts begin alike; the key comes after 173 tokens.
+        assert skipped == expected
+
+
+def test_a_damaged_state_is_named_and_read_again(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(saved_reading, "SAVE_SECONDS", 0.0)
+    questions = questions_of(examples=1, depths={"start": 0.0}, lengths=[333])
+    cache = stopped_cache(tmp_path, questions)
+    path = cache.state_path("rows")
+    whole = path.read_bytes()
+    skipped: list[int] = []
+    for content in (whole[: len(whole) // 2], b"", b"no state", pickle.dumps({"tokens": 3}, protocol=2)):
+        path.write_bytes(content)
+        assert len(list(reading(questions, cache, skip=skipped.append))) == 1
+        assert f"{path}: damaged; what it had read is read again" in capfd.readouterr().err
+    # The shared beginning has a state of its own.
+    assert skipped == [173] * 4
+
+
+def test_a_state_of_a_gigabyte_is_not_saved(tmp_path, monkeypatch):
+    """It would be a cache that grows with the text."""
+    monkeypatch.setattr(saved_reading, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(saved_reading, "LARGEST_STATE", 1000)
+    cache = stopped_cache(tmp_path, questions_of(examples=1))
+    assert not list(tmp_path.glob("*.state"))
+    monkeypatch.setattr(saved_reading, "LARGEST_STATE", 2**30)
+    stopped_cache(tmp_path, questions_of(examples=1))
+    assert cache.state_path("trunk").exists()
 
 
 def test_the_progress_bar_ends_at_the_announced_number_of_tokens():
