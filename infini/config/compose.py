@@ -34,6 +34,7 @@ from infini.config.schema import (
     Config,
     TaskConfig,
     evaluation_keys,
+    given_keys,
     groups,
     no_yaml,
     one_of,
@@ -131,7 +132,26 @@ def compose(overrides: Sequence[str]) -> Config:
                 f"optimizer={override.value()!r}: optimizer.name={cfg.optimizer.name} is set, too, here or by the "
                 "experiment; leave one of them out"
             )
+        if override.key_or_group in ("recipe", "dims") and not override.is_delete():
+            _check_beside_experiment(override, parsed, composed)
     return cfg
+
+
+def _check_beside_experiment(chosen: Override, parsed: Sequence[Override], composed: DictConfig) -> None:
+    """Raise InputError for a choice of a group whose settings give way, without a word, to those of the experiment."""
+    group, others = chosen.key_or_group, [str(each.input_line) for each in parsed if each is not chosen]
+    experiment = next((text for text in others if text.startswith("experiment=")), None)
+    if experiment is None:
+        return
+    own = _hydra_compose([str(chosen.input_line)])[group]
+    keys = given_keys([experiment]) - {each.key_or_group for each in parsed}
+    lost = sorted(key for key in own if f"{group}.{key}" in keys and own[key] != composed[group][key])
+    # The experiment's own choice, said again, changes nothing.
+    if lost and _hydra_compose(others)[group] != composed[group]:
+        raise InputError(
+            f"{group}={chosen.value()!r}: {experiment} sets {', '.join(f'{group}.{key}' for key in lost)} itself; "
+            f"set single keys of {group} beside it, or leave one of the two out"
+        )
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:

@@ -647,3 +647,26 @@ def test_an_optimizer_beside_an_experiment_that_has_one_is_refused(chosen: str) 
         with pytest.raises(InputError, match=said):
             compose([other, f"optimizer={chosen}"])
     assert compose(["experiment=llm_laptop", "optimizer=adamw"]).optimizer.name == "adamw"
+
+
+def test_a_recipe_or_sizes_beside_an_experiment_that_sets_their_keys_are_refused() -> None:
+    """The experiment's values were taken without a word, with what it does not set from the chosen ones."""
+    said = (
+        "^recipe='pg19_laptop': experiment=llm_laptop sets recipe.batch_size, recipe.excerpt_tokens, "
+        "recipe.segments_per_sequence, recipe.steps itself; set single keys of recipe beside it, or leave "
+        "one of the two out$"
+    )
+    with pytest.raises(InputError, match=said):
+        compose(["experiment=llm_laptop", "recipe=pg19_laptop"])
+    # Also what comes from the experiment with which another one begins.
+    with pytest.raises(InputError, match="^dims='pg19_laptop': experiment=llm_as_in_paper sets dims.segment_length "):
+        compose(["dims=pg19_laptop", "experiment=llm_as_in_paper"])
+
+
+def test_a_recipe_beside_an_experiment_whose_keys_do_not_differ_is_taken() -> None:
+    words = ["experiment=llm_find_keys", "recipe=passkey_laptop_finetune"]
+    assert compose(words) == compose(words[:1])
+    keys = ["recipe.batch_size=4", "recipe.segments_per_sequence=4", "recipe.steps=9", "recipe.excerpt_tokens=32768"]
+    cfg = compose(["experiment=llm_laptop", "recipe=pg19_laptop", *keys])
+    assert (cfg.recipe.name, cfg.recipe.steps) == ("pg19_laptop", 9)
+    assert compose(["experiment=rmt_sweep", "recipe=pg19_gpu"]).recipe == compose(["recipe=pg19_gpu"]).recipe
