@@ -147,12 +147,21 @@ def schema_of(group: str, choice: str) -> Any:
     return WandbConfig if (group, choice) == ("logger", "wandb") else get_type_hints(Config)[group]
 
 
-@cache
 def evaluation_keys(group: str) -> frozenset[str]:
     """The keys of a group that only evaluations read; for `task`, those of all tasks."""
+    return _keys_of("evaluation", group)
+
+
+def training_keys(group: str) -> frozenset[str]:
+    """The keys of a group that only trainings read; for `task`, those of all tasks."""
+    return _keys_of("training", group)
+
+
+@cache
+def _keys_of(verb: str, group: str) -> frozenset[str]:
     schemas = [task_schema(name) for name in groups()["task"]] if group == "task" else [ScaleConfig]
     fields = (field for schema in schemas for field in dataclasses.fields(schema))
-    return frozenset(field.name for field in fields if field.metadata.get("evaluation"))
+    return frozenset(field.name for field in fields if field.metadata.get(verb))
 
 
 @dataclass

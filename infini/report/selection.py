@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from infini.config.lengths import parse_lengths
-from infini.config.schema import evaluation_keys
+from infini.config.schema import evaluation_keys, training_keys
 from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.kind import ReportKind
@@ -45,6 +45,8 @@ IRRELEVANT_SETTINGS = {
 _LEFT_OUT = IRRELEVANT_SETTINGS | {"task.positions"}
 NOT_LEARNED = {f"{group}.{key}" for group in ("task", "scale") for key in evaluation_keys(group)} | {"task.positions"}
 """Keys that only an evaluation reads, although a training's configuration has them too, and one without effect."""
+_NOT_ASKED = {f"task.{key}" for key in training_keys("task")}
+"""Keys that only a training reads, although an evaluation's configuration has them, too: perhaps the defaults."""
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 
 
@@ -538,7 +540,8 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     training, evaluation = selection.training_config(run) if of_model else {}, run.config
     # A pretrained model that was not trained has a recipe and an optimizer in its configuration all the same.
     groups = _TRAINING_GROUPS if run.parent else ("model", "dims")
-    settings = _start(training, selection) | _flat(training, *groups) | _flat(evaluation, "task", "scale")
+    asked = {name: value for name, value in _flat(evaluation, "task", "scale").items() if name not in _NOT_ASKED}
+    settings = _start(training, selection) | _flat(training, *groups) | asked
     # The prompts of the training may differ from those of the evaluation.
     learned = _flat(training, "task") if run.parent else {}
     kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}

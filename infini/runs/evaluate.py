@@ -279,6 +279,7 @@ def _as_trained(
     task = cfg.task
     if same_task:
         inherited = [key for key in task.evaluation_inherits if f"task.{key}" not in keys]
+        inherited += [key.partition(".")[2] for key in trained_task]
         # Older checkpoints lack newer keys.
         task = replace(task, **{key: held["task"][key] for key in inherited if key in held["task"]})
     # The text is read with the tokenizer of the checkpoint.

@@ -270,6 +270,14 @@ def test_seeds_trained_differently_are_not_averaged(key: str) -> None:
         rows_of([*pair(), *other])
 
 
+def test_settings_that_only_trainings_read_keep_no_evaluations_apart() -> None:
+    """An evaluation of a checkpoint that was named recorded the defaults, and its row was disputed."""
+    training, evaluation = pair(lengths=[2**15], trained={"task.few_digit_share": 0.8})
+    _, later = pair(lengths=[2**17], asked={"task.few_digit_share": 0.0, "task.cut_key_share": None}, name="later-")
+    later.parent = training.run_id
+    assert len(rows_of([training, evaluation, later])["linear"]) == 2
+
+
 def test_a_training_with_the_settings_of_a_row_fills_that_row() -> None:
     """Keys of any digits once filled the row that has keys of few digits, because that row did not name the default."""
     report = load_report(compose(["report=llm_passkey"]).report)

@@ -172,6 +172,14 @@ def test_a_model_is_asked_for_as_many_digits_as_it_learned(capfd: pytest.Capture
         assert run.results["token_accuracy"]["n"] == 4 * digits and run.config["task"]["digits"] == digits
 
 
+def test_the_record_of_an_evaluation_has_the_settings_of_its_training(capfd: pytest.CaptureFixture[str]) -> None:
+    """It had the defaults of those that only trainings read."""
+    infini(capfd, "train", *PASSKEY, "task.few_digit_share=0.25", "task.cut_key_share=0.5")
+    infini(capfd, "eval", "task=passkey", "length=256", "task.examples=1", *SETTINGS[-1:])
+    task = runs("eval")[-1].config["task"]
+    assert (task["few_digit_share"], task["cut_key_share"]) == (0.25, 0.5)
+
+
 def test_a_training_stopped_after_a_change_of_stage_ends_as_if_it_had_not_been(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
