@@ -1,1 +1,1 @@
-"""Evaluation of models: perplexity of streams, decoding, dilution, and the cache of unfinished results."""
+"""Evaluation of models: perplexity of streams, decoding, dilution, results and states of unfinished evaluations."""
